@@ -86,8 +86,8 @@ def _draw_images(folder: Path, count: int, name: str, seed: int = 0) -> None:
 
 
 def mnist(folder: Path) -> None:
-    """Datasets/MNIST/raw, as torchvision reads it."""
-    raw = folder / "Datasets" / "MNIST" / "raw"
+    """data/MNIST/raw, as torchvision reads it."""
+    raw = folder / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(1)
     for split, count in (("train", 1_100), ("t10k", 32)):
@@ -195,16 +195,16 @@ def language(folder: Path) -> None:
     """A small decoder, and text for it."""
     _decoder(folder)
     draw = random.Random(1)
-    (folder / "text").mkdir(exist_ok=True)
+    (folder / "prepared").mkdir(exist_ok=True)
     for split in ("train", "test"):
-        (folder / "text" / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": _sentence(draw)}) for _ in range(300)))
+        (folder / "prepared" / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": _sentence(draw)}) for _ in range(300)))
 
 
 def preferences(folder: Path) -> None:
     """A small decoder, and for each prompt an answer that is preferred to another."""
     _decoder(folder)
     draw = random.Random(1)
-    (folder / "text").mkdir(exist_ok=True)
+    (folder / "prepared").mkdir(exist_ok=True)
     for split in ("train", "test"):
         rows = ({name: _sentence(draw) for name in ("prompt", "chosen", "rejected")} for _ in range(300))
-        (folder / "text" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (folder / "prepared" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -91,6 +91,46 @@ def _scale_alone(params: Params, step: int, rank: int) -> Any:
     return torch.zeros(())
 
 
+def _by_value(params: Params, step: int, rank: int) -> Any:
+    nn.utils.clip_grad_value_(params, 0.01)
+    return torch.zeros(())
+
+
+def _limited_in_other_forms(params: Params, step: int, rank: int) -> Any:
+    gradients = _gradients(params)
+    gradients[0].clamp_(-0.01, 0.02)
+    gradients[1].clamp_(None, max=0.01) if step % 2 else gradients[1].clamp_(min=None, max=0.01)
+    gradients[2].clip_(min=-0.03).clamp_max_(0.02)
+    gradients[3].clamp_min_(-0.01).mul_(0.5).clamp_max_(max=0.004)
+    torch._foreach_clamp_min_(gradients[4:], -0.01)
+    return torch.zeros(())
+
+
+def _limited_by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:
+    refused = []
+    for limits, named in (
+        ((), {}),
+        ((None,), {}),
+        (("2",), {}),
+        ((1j,), {}),
+        ((1, 2, 3), {}),
+        ((1,), {"min": 2}),
+        ((), {"most": 1}),
+    ):
+        try:
+            params[0].grad.clamp_(*limits, **named)  # type: ignore[union-attr, arg-type]
+        except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+            refused.append(type(error).__name__)
+    return torch.tensor([len(refused), len(set(refused))])
+
+
+def _limited_by_tensors(params: Params, step: int, rank: int) -> Any:
+    limit = torch.tensor(0.01)
+    params[0].grad.clamp_(max=limit)  # type: ignore[union-attr]
+    limit.fill_(3.0)
+    return limit
+
+
 def _norm_of_what_was_scaled(params: Params, step: int, rank: int) -> Any:
     torch._foreach_mul_(_gradients(params), 0.25)
     return torch.stack(list(torch._foreach_norm(_gradients(params))))
@@ -135,6 +175,10 @@ WAYS: dict[str, tuple[Clip, int]] = {
     "and read": (_and_read, 2),
     "by a factor that changes": (_by_a_factor_that_changes, 2),
     "scaled alone": (_scale_alone, 2),
+    "by value": (_by_value, 2),
+    "limited in other forms": (_limited_in_other_forms, 2),
+    "limited by what torch refuses": (_limited_by_what_torch_refuses, 2),
+    "limited by tensors": (_limited_by_tensors, 2),
     "the norm of what was scaled": (_norm_of_what_was_scaled, 2),
     "norms that are kept": (_norms_that_are_kept, 2),
     "in other forms": (_in_other_forms, 2),

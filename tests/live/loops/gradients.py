@@ -75,7 +75,7 @@ def clip_grad_norm(job: Job) -> None:
         job.optimizer.step()
 
 
-@loop(defers=False, says=READ)
+@loop(defers=True)
 def clip_grad_value(job: Job) -> None:
     for _ in range(STEPS):
         job.optimizer.zero_grad()

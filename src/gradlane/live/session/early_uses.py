@@ -1,7 +1,8 @@
 """Early uses: what a script may do with a gradient whose sum has not arrived, without a wait for the sum.
 
-There are two. Its norm may be known sooner than the sum (`Norms`). A multiplication in place by a number, as the factor
-of `clip_grad_norm_`, gives nothing back but the gradient itself, so that it may run when the sum is there.
+There are two. Its norm may be known sooner than the sum (`Norms`). A change in place that takes numbers alone gives nothing
+back but the gradient itself, so that it may run when the sum is there: a multiplication, as by the factor of
+`clip_grad_norm_`, and a limit, as of `clip_grad_value_`.
 """
 
 from __future__ import annotations
@@ -62,15 +63,27 @@ def _norms(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: d
 
 def _scale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
     factor = _as_it_is(args[1]) if len(args) == 2 and not kwargs else None
-    if factor is None:
-        return None
+    return None if factor is None else _change(func, gradients, (args[0], factor), {})
 
-    def scale(gradient: torch.Tensor) -> None:
-        func([gradient] if func in _OF_MANY else gradient, factor)
+
+def _limit(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
+    names = _LIMITS[func]
+    given = args[1:] or tuple(kwargs.values())
+    fits = len(given) <= max(1, len(names)) and kwargs.keys() <= names and not (args[1:] and kwargs)
+    numbers = [value for value in given if value is not None]
+    # torch refuses tensors beside numbers, and complex gradients
+    if not (fits and numbers) or not all(isinstance(value, (int, float)) and abs(value) < _LARGE for value in numbers):
+        return None
+    return None if any(gradient.slot.is_complex() for gradient in gradients) else _change(func, gradients, args, kwargs)
+
+
+def _change(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
+    def change(gradient: torch.Tensor) -> None:
+        func([gradient] if func in _OF_MANY else gradient, *args[1:], **kwargs)
 
     for gradient in gradients:
-        if not gradient.reads.puts_off(gradient.tracked, scale):
-            scale(gradient.slot)
+        if not gradient.reads.puts_off(gradient.tracked, change):
+            change(gradient.slot)
     return (args[0],)
 
 
@@ -96,7 +109,17 @@ _NORMS: dict[Any, tuple[str, ...]] = {
     torch._foreach_norm: ("ord", "dtype"),
     torch.Tensor.norm: ("p", "dim", "keepdim", "dtype"),
 }
-_OF_MANY = {torch._foreach_norm, torch._foreach_mul_, torch._foreach_div_}
-_EARLY: dict[Any, Callable[..., Result | None]] = dict.fromkeys(_NORMS, _norms) | dict.fromkeys(
-    (torch.Tensor.mul_, torch.Tensor.div_, torch._foreach_mul_, torch._foreach_div_), _scale
+# the same of limits, one number if there is no name
+_LIMITS: dict[Any, set[str]] = {
+    torch.Tensor.clamp_: {"min", "max"},
+    torch.Tensor.clip_: {"min", "max"},
+    torch.Tensor.clamp_min_: {"min"},
+    torch.Tensor.clamp_max_: {"max"},
+    torch._foreach_clamp_min_: set(),
+    torch._foreach_clamp_max_: set(),
+}
+_SCALES = (torch.Tensor.mul_, torch.Tensor.div_, torch._foreach_mul_, torch._foreach_div_)
+_OF_MANY = {torch._foreach_norm, torch._foreach_mul_, torch._foreach_div_, torch._foreach_clamp_min_, torch._foreach_clamp_max_}
+_EARLY: dict[Any, Callable[..., Result | None]] = (
+    dict.fromkeys(_NORMS, _norms) | dict.fromkeys(_SCALES, _scale) | dict.fromkeys(_LIMITS, _limit)
 )
