@@ -197,7 +197,9 @@ def language(folder: Path) -> None:
     draw = random.Random(1)
     (folder / "prepared").mkdir(exist_ok=True)
     for split in ("train", "test"):
-        (folder / "prepared" / f"{split}.jsonl").write_text("\n".join(json.dumps({"text": _sentence(draw)}) for _ in range(300)))
+        (folder / "prepared" / f"{split}.jsonl").write_text(
+            "\n".join(json.dumps({"text": _sentence(draw)}) for _ in range(300))
+        )
 
 
 def preferences(folder: Path) -> None:
