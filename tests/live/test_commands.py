@@ -66,6 +66,7 @@ def test_compare_in_a_lab_as_make_run_does(tmp_path: Path) -> None:
     check_comparison(tmp_path, ["p3"], links=True)
 
 
+@pytest.mark.extra
 def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where_it_was(tmp_path: Path) -> None:
     reason = lab.supported()
     if reason is not None:

@@ -18,6 +18,7 @@ from gradlane.core.records.search_log import ANY, AUTO
 POLICIES = ("wfbp", "mg-wfbp", "blocks")
 
 
+@pytest.mark.extra
 def test_only_the_two_fastest_of_each_backend_meet_ddp_in_the_finals_and_all_have_its_bits(tmp_path: Path) -> None:
     profile, _, scale = at_ratio(zoo.profile("alexnet"), 1, 20, 0.5)
     arms = [ArmSpec(policy, backend) for backend in ("all-reduce", "server") for policy in POLICIES]
@@ -41,6 +42,7 @@ def test_only_the_two_fastest_of_each_backend_meet_ddp_in_the_finals_and_all_hav
     assert found[BASELINE] in finalists
 
 
+@pytest.mark.extra
 def test_an_arm_of_auto_that_is_told_no_backend_is_simulated_over_the_one_that_it_chose(tmp_path: Path) -> None:
     profile, bits, scale = at_ratio(zoo.profile("alexnet"), 1, 20, 0.5)
     arm = ArmSpec(AUTO, ANY)

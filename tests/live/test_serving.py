@@ -189,6 +189,7 @@ def test_a_killed_server_that_is_started_again_serves_the_next_attempt_with_the_
     assert_is_undisturbed(tmp_path)
 
 
+@pytest.mark.extra
 def test_launch_starts_a_killed_server_again_for_the_next_attempt(tmp_path: Path) -> None:
     job = resumed(tmp_path, "--standalone", "--servers", 2, "ranks", 0)
     try:
