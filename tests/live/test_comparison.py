@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gradlane import zoo
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
 from gradlane.compare.processes import run_on_loopback
