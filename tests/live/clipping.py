@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -107,8 +107,7 @@ def _limited_in_other_forms(params: Params, step: int, rank: int) -> Any:
 
 
 def _limited_by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:
-    refused = []
-    for limits, named in (
+    calls: list[Any] = [
         ((), {}),
         ((None,), {}),
         (("2",), {}),
@@ -116,17 +115,14 @@ def _limited_by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:
         ((1, 2, 3), {}),
         ((1,), {"min": 2}),
         ((), {"most": 1}),
-    ):
-        try:
-            params[0].grad.clamp_(*limits, **named)  # type: ignore[union-attr, arg-type]
-        except (RuntimeError, OverflowError, TypeError, ValueError) as error:
-            refused.append(type(error).__name__)
-    return torch.tensor([len(refused), len(set(refused))])
+    ]
+    return _refused(params, "clamp_", calls)
 
 
 def _limited_by_tensors(params: Params, step: int, rank: int) -> Any:
     limit = torch.tensor(0.01)
-    params[0].grad.clamp_(max=limit)  # type: ignore[union-attr]
+    for gradient in _gradients(params):
+        gradient.clamp_(max=limit)
     limit.fill_(3.0)
     return limit
 
@@ -152,12 +148,18 @@ def _in_other_forms(params: Params, step: int, rank: int) -> Any:
 
 
 def _by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:
+    return _refused(params, "mul_", [((factor,), {}) for factor in (torch.tensor(1j), 10**400, "2")])
+
+
+def _refused(params: Params, change: str, calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:
+    """How many of the calls torch refuses, and with how many kinds of errors."""
     refused = []
-    for factor in (torch.tensor(1j), 10**400, "2"):
-        try:
-            params[0].grad.mul_(factor)  # type: ignore[union-attr, arg-type]
-        except (RuntimeError, OverflowError, TypeError) as error:
-            refused.append(type(error).__name__)
+    for gradient in _gradients(params):
+        for args, kwargs in calls:
+            try:
+                getattr(gradient, change)(*args, **kwargs)
+            except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+                refused.append(type(error).__name__)
     return torch.tensor([len(refused), len(set(refused))])
 
 
