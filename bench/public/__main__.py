@@ -1,10 +1,10 @@
 """Public training scripts, unchanged but for device and size, beside DDP: `python -m bench.public FOLDER [NAME...]`.
 
-FOLDER has checkouts by the names of their repositories; what is not there is skipped. Each script runs in a lab of two hosts
-under torch's DDP, under `auto` and under bytescheduler, which defers most, and where one differs once more under DDP, since a
-script may differ from itself. Said of each: whether parameters, buffers and optimizers' states are DDP's bit for bit on each
-rank, what share of the updates bytescheduler deferred, how long a step took under `auto`, once it tried no more, beside DDP's,
-and what gradlane said. The libraries that scripts import have to be installed. With --keep the runs' output stays in a folder.
+FOLDER has checkouts, named as their repositories; the command skips scripts whose checkout is missing. Each script runs in a
+lab of two hosts under torch's DDP, under `auto` and under bytescheduler, which defers most. Where one differs, the script runs
+under DDP again, since it may differ from itself. A row says whether parameters, buffers and optimizers' states are DDP's bit
+for bit on each rank, and what share of the updates bytescheduler deferred. It has the time of a step under `auto`, once it
+tried no more, beside DDP's, and gradlane's lines. Install the libraries that the scripts import. --keep keeps the runs' output.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _Runs:
             self._keep.mkdir(parents=True, exist_ok=True)
             name = re.sub("[^a-z0-9]+", "-", f"{self._script.name} {arm}".lower())
             (self._keep / f"{name}.txt").write_text(printed)
-        self.said += [line for line in _said(printed) if line not in self.said]
+        self.said = list(dict.fromkeys([*self.said, *_said(printed)]))
         if code:
             raise _RunFailed(f"{arm}: exit code {code}: {_last(printed)}")
         self.seen[arm] = [msgspec.json.decode((out / f"{rank}.json").read_bytes(), type=Witnessed) for rank in range(RANKS)]
@@ -177,8 +177,8 @@ def _run(script: Script, out: Path, options: LaunchOptions, link: str, timeout: 
 
 
 def _said(printed: str) -> list[str]:
-    """gradlane's own lines, each once."""
-    return list(dict.fromkeys(line.strip() for line in printed.splitlines() if line.startswith("gradlane: ")))
+    """gradlane's own lines."""
+    return [line.strip() for line in printed.splitlines() if line.startswith("gradlane: ")]
 
 
 def _last(printed: str) -> str:

@@ -21,20 +21,20 @@ def nothing(folder: Path) -> None:
 
 def tokens(folder: Path) -> None:
     """nanoGPT's data/openwebtext, 16 bits a token."""
-    (folder / "data" / "openwebtext").mkdir(parents=True, exist_ok=True)
-    draw = np.random.default_rng(1)
-    for name, count in (("train", 20_000), ("val", 2_000)):
-        (draw.zipf(1.5, count) % 500).astype(np.uint16).tofile(folder / "data" / "openwebtext" / f"{name}.bin")
+    _draw_tokens(folder / "data" / "openwebtext", {"train": 20_000, "val": 2_000})
     (folder / "data" / "openwebtext" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 512}))
 
 
 def stories(folder: Path) -> None:
     """llama2.c's data/tok512, two shards of 16 bits a token."""
-    shards = folder / "data" / "tok512"
-    shards.mkdir(parents=True, exist_ok=True)
+    _draw_tokens(folder / "data" / "tok512", {"data00": 20_000, "data01": 20_000})
+
+
+def _draw_tokens(folder: Path, files: dict[str, int]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(1)
-    for shard in ("data00", "data01"):
-        (draw.zipf(1.5, 20_000) % 500).astype(np.uint16).tofile(shards / f"{shard}.bin")
+    for name, count in files.items():
+        (draw.zipf(1.5, count) % 500).astype(np.uint16).tofile(folder / f"{name}.bin")
 
 
 def text(folder: Path) -> None:

@@ -14,7 +14,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: in the table.
-        folder: the checkout and the folder in it that is copied, and in which the script is started.
+        folder: a folder of a checkout. A copy of it is where the script is started.
         start: the file, from there, and its arguments.
         data: the function of `data.py` that makes its data.
         changes: pattern and replacement, of any file of the copy, beside those of the device.

@@ -23,9 +23,9 @@ import numpy
 class Witnessed(msgspec.Struct, frozen=True):
     """What a rank saw.
 
-    digest: of all parameters and of all tensors of optimizers' states, in the order in which optimizers first stepped, and of
-    the buffers of wrapped models. steps: of the first optimizer. settled: the step after which no plan was tried.
-    deferred: updates that ran after their step. wrapped: models in DistributedDataParallel. left: those that torch sums for.
+    digest: of all parameters, of the tensors in optimizers' states and of wrapped models' buffers. Optimizers are in the order
+    of their first steps. steps_ns: of the first optimizer. settled: the step after which no plan was tried.
+    deferred: updates that ran after their step. updates: all that steps asked for.
     """
 
     digest: str
@@ -33,9 +33,6 @@ class Witnessed(msgspec.Struct, frozen=True):
     settled: int
     deferred: int
     updates: int
-    wrapped: int
-    left: int
-    policy: str | None
 
 
 class Witness:
@@ -44,7 +41,6 @@ class Witness:
         self.marks: list[int] = []
         self.models: list[Any] = []
         self.settled = self.deferred = self.updates = 0
-        self.policy: str | None = None
 
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         from torch.nn.parallel import DistributedDataParallel
@@ -60,8 +56,6 @@ class Witness:
             sessions = [session for session in map(_session, self.models) if session is not None]
             if not sessions or any(session.tuning for session in sessions):
                 self.settled = len(self.marks)
-            elif self.policy is None or sessions[0].plan.policy != self.policy:
-                self.policy = sessions[0].plan.policy
 
     def count(self) -> None:
         from gradlane.live.session.deferred_step import DeferredStep
@@ -78,7 +72,7 @@ class Witness:
     def seen(self) -> Witnessed:
         import torch
 
-        found, left = hashlib.sha256(), sum(_session(model) is None for model in self.models)
+        found = hashlib.sha256()
         tensors = [each for optimizer in self.optimizers for group in optimizer.param_groups for each in group["params"]]
         for optimizer in self.optimizers:
             for state in optimizer.state_dict()["state"].values():
@@ -87,9 +81,7 @@ class Witness:
         for tensor in tensors:
             found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         steps = [after - before for before, after in zip(self.marks, self.marks[1:], strict=False)]
-        return Witnessed(
-            found.hexdigest(), steps, self.settled, self.deferred, self.updates, len(self.models), left, self.policy
-        )
+        return Witnessed(found.hexdigest(), steps, self.settled, self.deferred, self.updates)
 
 
 def _session(model: Any) -> Any:
