@@ -139,6 +139,9 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="with a comma (default: %(default)s)")
     parser.add_argument("--arms", default=",".join(ARMS), help="with a comma, the first being torch DDP (default: %(default)s)")
     parser.add_argument("--rate", default="10gbit", help="of each host's link (default: %(default)s)")
+    parser.add_argument(
+        "--group", choices=("gloo", "nccl"), default="gloo", help="of the ranks that train (default: %(default)s)"
+    )
     parser.add_argument("--batch", type=int, default=0, help="samples a rank; 0: computing takes as long as communicating")
     parser.add_argument("--turns", type=int, default=2, help="of each arm (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="measured, a turn (default: %(default)s)")
@@ -168,7 +171,7 @@ def _measure(given: argparse.Namespace, names: list[str], machine: Machine) -> i
     deadline = Deadline(given.limit)
     dry = given.dry_run
     rate = "loopback" if given.loopback else given.rate
-    run = Run(given.out, {**asdict(machine), "rate": rate, "dry": dry})
+    run = Run(given.out, {**asdict(machine), "rate": rate, "group": given.group, "dry": dry})
     print(f"{', '.join(machine.cards) or 'no CUDA device'}; torch {machine.torch}; {machine.processors} cores", flush=True)
 
     def limit(part: str, where: str = "") -> float | None:
@@ -227,6 +230,7 @@ def _train_one(given: argparse.Namespace, name: str, arms: list[str], title: str
     """Train one network under some arms; the arm that failed before any turn was over, or ""."""
     config = {
         "model": name,
+        "group": given.group,
         "arms": arms,
         "batch": given.batch,
         "turns": given.turns,

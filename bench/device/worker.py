@@ -41,7 +41,8 @@ class Config(msgspec.Struct, frozen=True):
     """What the parent asks for.
 
     Attributes:
-        arms: "ddp", or policy@backend; "any" for a backend that is not named.
+        group: backend of the ranks' process group; over "nccl" ranks that share a device are told of a host each.
+        arms: "ddp", or policy@backend; "any" for a backend that is not named. "ddp again" is another DDP.
         batch: samples of each rank; 0: chosen.
         warm: steps of an arm before its first turn, once the policy's own plan is in force.
         auto_steps: steps of `auto` before its first turn, which are counted apart.
@@ -51,6 +52,7 @@ class Config(msgspec.Struct, frozen=True):
 
     out: str
     model: str
+    group: str
     arms: tuple[str, ...]
     batch: int
     turns: int
@@ -109,7 +111,7 @@ class Arm:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         self.call: nn.Module = model
         self.session: Any = None
-        if name == "ddp":
+        if name.startswith("ddp") and "@" not in name:
             self.call = nn.parallel.DistributedDataParallel(model)
         else:
             policy, _, backend = name.partition("@")
@@ -185,7 +187,9 @@ def _measure(config: Config, deadline: Deadline, lines: Lines) -> None:
     else:
         device = torch.device("cuda", int(os.environ["RANK"]) % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    dist.init_process_group("gloo")
+    if config.group == "nccl" and torch.cuda.device_count() < 2:
+        os.environ["NCCL_HOSTID"] = f"host-{os.environ['RANK']}"
+    dist.init_process_group(config.group)
     load = (TINY if config.dry else WORKLOADS)[config.model]
     net = load.make()
     sizes = [param.numel() * param.element_size() for param in net.parameters()]
@@ -291,7 +295,7 @@ def _losses(model: str, arms: list[Arm], lines: Lines) -> None:
         losses = torch.stack(arm.losses)
         steps = min(len(losses), len(reference))
         equal = torch.equal(losses[:steps], reference[:steps])
-        all_equal = torch.tensor(float(equal))
+        all_equal = torch.tensor(float(equal), device=_where())
         dist.all_reduce(all_equal, op=dist.ReduceOp.MIN)
         worst = float((losses[:steps] - reference[:steps]).abs().max())
         lines.add(
@@ -306,13 +310,14 @@ def _losses(model: str, arms: list[Arm], lines: Lines) -> None:
 
 
 def _all_reduce_s(size_bytes: int) -> float:
-    """Of all gradients at once in CPU memory, the shorter of two, on the slower rank."""
-    data = torch.zeros(size_bytes // 4)
+    """Of all gradients at once, in the memory that the group sums, the shorter of two, on the slower rank."""
+    data = torch.zeros(size_bytes // 4, device=_where())
     taken = []
     for _ in range(2):
         dist.barrier()
         began = time.perf_counter()
         dist.all_reduce(data)
+        float(data[0])
         taken.append(time.perf_counter() - began)
     return _slowest(min(taken))
 
@@ -333,14 +338,19 @@ def _computing_s(net: nn.Module, load: Workload, device: torch.device) -> float:
     return _slowest(sorted(taken[3:])[1])
 
 
+def _where() -> str:
+    """Memory that the default group carries."""
+    return "cuda" if dist.get_backend() == "nccl" else "cpu"
+
+
 def _slowest(seconds: float) -> float:
-    longest = torch.tensor(seconds)
+    longest = torch.tensor(seconds, device=_where())
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     return float(longest)
 
 
 def _from_rank_0(number: int) -> int:
-    decided = torch.tensor(number)
+    decided = torch.tensor(number, device=_where())
     dist.broadcast(decided, 0)
     return int(decided)
 

@@ -1,10 +1,11 @@
-"""Public training scripts, unchanged but for device and size, beside DDP: `python -m bench.public FOLDER [NAME...]`.
+"""Public training scripts, unchanged but for size and device, beside DDP: `python -m bench.public FOLDER [NAME...]`.
 
 FOLDER has checkouts, named as their repositories; the command skips scripts whose checkout is missing. Each script runs in a
 lab of two hosts under torch's DDP, under `auto` and under bytescheduler, which defers most. Where one differs, the script runs
 under DDP again, since it may differ from itself. A row says whether parameters, buffers and optimizers' states are DDP's bit
 for bit on each rank, and what share of the updates bytescheduler deferred. It has the time of a step under `auto`, once it
 tried no more, beside DDP's, and gradlane's lines. Install the libraries that the scripts import. --keep keeps the runs' output.
+With --device cuda both hosts train on the first GPU, over NCCL where the script asks for it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -58,6 +58,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="with the checkouts")
     parser.add_argument("names", nargs="*", help="rows whose names contain one of these; default: all")
     parser.add_argument("--link", default="200mbit", help="of each host (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=240, help="of a run, in seconds (default: %(default)s)")
     parser.add_argument("--keep", type=Path, help="leave what the runs printed in this folder")
     parser.add_argument("--json", action="store_true", help="one JSON object a row")
@@ -71,7 +72,9 @@ def main() -> int:
             print(f"{script.name}: skipped, no {script.folder} in {given.folder}", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory(prefix="gradlane-public-") as folder:
-            row = _row(script, known.device, given.folder, Path(folder), given.link, given.timeout, given.keep)
+            changes = known.changes(script, given.device)
+            setting = _Setting(given.device, given.link, given.timeout, given.keep)
+            row = _row(script, changes, given.folder, Path(folder), setting)
         worst = max(worst, int(row.failed is not None or not all(row.equal.values())))
         print(json.dumps(msgspec.to_builtins(row)) if given.json else _text(row), flush=True)
     return worst
@@ -79,34 +82,32 @@ def main() -> int:
 
 def _row(
     script: Script,
-    device: Sequence[tuple[str, str]],
+    changes: Sequence[tuple[str, str]],
     checkouts: Path,
     folder: Path,
-    link: str,
-    timeout: float,
-    keep: Path | None,
+    setting: _Setting,
 ) -> Row:
-    changes: dict[str, int] = {}
+    made: dict[str, int] = {}
     try:
         shutil.copytree(checkouts / script.folder, folder / "script", ignore=shutil.ignore_patterns(".git"))
-        changes = _change(folder / "script", (*device, *script.changes))
+        made = _change(folder / "script", changes)
         getattr(data, script.data)(folder / "script")
     except ImportError as error:
-        return Row(script.name, f"its data cannot be made: {error}", changes)
-    runs = _Runs(script, folder, link, timeout, keep)
+        return Row(script.name, f"its data cannot be made: {error}", made)
+    runs = _Runs(script, folder, setting)
     try:
         for arm, options in ARMS.items():
             runs.run(arm, options)
         if len({runs.digests(arm) for arm in ARMS}) > 1:
             runs.run(AGAIN, ARMS["ddp"])
     except _RunFailed as error:
-        return Row(script.name, str(error), changes, said=runs.said)
+        return Row(script.name, str(error), made, said=runs.said)
     ddp, auto, deferring = (runs.seen[arm][0] for arm in ("ddp", "auto", "bytescheduler"))
     begin = min(auto.settled, len(auto.steps_ns) // 2)
     ddp_ns, auto_ns = (statistics.median(steps[begin:] or [0]) for steps in (ddp.steps_ns, auto.steps_ns))
     return Row(
         name=script.name,
-        changes=changes,
+        changes=made,
         equal={arm: runs.digests(arm) == runs.digests("ddp") for arm in runs.seen if arm != "ddp"},
         deferred=deferring.deferred / max(1, deferring.updates),
         ratio=auto_ns / ddp_ns if ddp_ns else None,
@@ -116,6 +117,15 @@ def _row(
     )
 
 
+class _Setting(msgspec.Struct, frozen=True):
+    """How scripts run: on which device, over which link of each host, for how many seconds, and where output is kept."""
+
+    device: str
+    link: str
+    timeout: float
+    keep: Path | None
+
+
 class _RunFailed(Exception):
     """A run ended with another exit code than 0."""
 
@@ -123,8 +133,8 @@ class _RunFailed(Exception):
 class _Runs:
     """The runs of one script, each in a folder of its own."""
 
-    def __init__(self, script: Script, folder: Path, link: str, timeout: float, keep: Path | None) -> None:
-        self._script, self._folder, self._link, self._timeout, self._keep = script, folder, link, timeout, keep
+    def __init__(self, script: Script, folder: Path, setting: _Setting) -> None:
+        self._script, self._folder, self._setting = script, folder, setting
         self.seen: dict[str, list[Witnessed]] = {}
         self.said: list[str] = []
 
@@ -134,11 +144,12 @@ class _Runs:
     def run(self, arm: str, options: LaunchOptions) -> None:
         out = self._folder / arm
         shutil.copytree(self._folder / "script", out / "script")
-        code, printed = _run(self._script, out, options, self._link, self._timeout)
-        if self._keep is not None:
-            self._keep.mkdir(parents=True, exist_ok=True)
+        code, printed = _run(self._script, out, options, self._setting)
+        keep = self._setting.keep
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
             name = re.sub("[^a-z0-9]+", "-", f"{self._script.name} {arm}".lower())
-            (self._keep / f"{name}.txt").write_text(printed)
+            (keep / f"{name}.txt").write_text(printed)
         self.said = list(dict.fromkeys([*self.said, *_said(printed)]))
         if code:
             raise _RunFailed(f"{arm}: exit code {code}: {_last(printed)}")
@@ -159,15 +170,16 @@ def _change(folder: Path, changes: Sequence[tuple[str, str]]) -> dict[str, int]:
     return made
 
 
-def _run(script: Script, out: Path, options: LaunchOptions, link: str, timeout: float) -> tuple[int, str]:
+def _run(script: Script, out: Path, options: LaunchOptions, setting: _Setting) -> tuple[int, str]:
     command = [
-        sys.executable, "-m", "gradlane", "lab", "--hosts", str(RANKS), "--link", link, "--timeout", str(timeout), "--",
-        sys.executable, str(WITNESS), str(out), *shlex.split(script.start),
+        sys.executable, "-m", "gradlane", "lab", "--hosts", str(RANKS), "--link", setting.link,
+        "--timeout", str(setting.timeout), "--",
+        sys.executable, str(WITNESS), str(out), setting.device, *script.started(setting.device),
     ]  # fmt: skip
     environment = os.environ | {
         LAUNCH_VARIABLE: options.to_text(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1", "HF_HOME": str(out / "hub"), "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONHASHSEED": "0",
+        "PYTHONHASHSEED": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }  # fmt: skip
     run = subprocess.run(
         command, cwd=out / "script", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

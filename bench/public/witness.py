@@ -1,7 +1,8 @@
-"""One rank of a public script: `python witness.py FOLDER SCRIPT [ARGS]...` runs it as a launcher does.
+"""One rank of a public script: `python witness.py FOLDER DEVICE SCRIPT [ARGS]...` runs it as a launcher does.
 
 At the end FOLDER/RANK.json has what became of the training (`Witnessed`). Watching changes nothing: a hook after each
-optimizer's step takes the time, and deferred updates are counted as they run.
+optimizer's step takes the time, and deferred updates are counted as they run. On a GPU, kernels that add in one order are asked
+for, and NCCL is told of a host for each rank, since it refuses two ranks of one host on one GPU.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def _session(model: Any) -> Any:
 
 
 def main() -> None:
-    folder, script = Path(sys.argv[1]), sys.argv[2:]
+    folder, device, script = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    if device == "cuda":
+        os.environ.setdefault("NCCL_HOSTID", f"host-{os.environ['RANK']}")
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -97,6 +100,9 @@ def main() -> None:
 
     for seed in (random.seed, numpy.random.seed, torch.manual_seed):
         seed(1)  # some scripts begin with other values in each run
+    if device == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic = True
     witness = Witness()
     register_optimizer_step_post_hook(witness.stepped)
     witness.count()

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.device.catalog import checks, is_wanted, why_not
+from tests.device.catalog import LOOPS, checks, is_wanted, why_not
 from tests.device.deadline import Deadline
 from tests.device.machine import STAND_IN, found, setups
 from tests.device.results import Results, Row, table
@@ -25,19 +25,28 @@ def main() -> int:
         prog="python -m tests.device", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", metavar="NAME", help="a family of checks, or a part of a check's name")
+    parser.add_argument("--group", choices=("gloo", "nccl"), help="ranks with this process group alone (default: both)")
+    parser.add_argument("--all-loops", action="store_true", help="every loop of tests/live/loops; some make tensors on the CPU")
     parser.add_argument("--jobs", type=int, default=4, help="checks at a time (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=150, metavar="SECONDS", help="for all (default: %(default)s)")
     parser.add_argument("--stand-in", action="store_true", help="take the CPU for a device with streams")
     parser.add_argument("--out", type=Path, default=Path("out/device/tests.json"), help="(default: %(default)s)")
     given = parser.parse_args()
     began, deadline = time.monotonic(), Deadline(given.limit)
-    machine = found()
+    machine = found(tries_nccl=given.group != "gloo")
     results = Results(given.out, machine, given.stand_in)
     cards = ", ".join(machine.cards) or "no CUDA device"
     print(f"{cards}; driver {machine.driver or 'none'}; torch {machine.torch}; {machine.processors} cores", flush=True)
+    loops = LOOPS
+    if given.all_loops:
+        from tests.live.loops import LOOPS as ALL
+
+        loops = tuple(name for name, loop in ALL.items() if not loop.refused)
     wanted = []
     for setup in [STAND_IN] if given.stand_in else setups(machine):
-        for check in checks(setup):
+        if given.group not in (None, setup.group):
+            continue
+        for check in checks(setup, loops):
             if given.only and not is_wanted(check, given.only):
                 continue
             reason = why_not(check, machine)

@@ -29,8 +29,14 @@ LOOPS = (
     "weights_clamped_after_each_step", "evaluation_between_steps", "gradients_scaled_all_at_once",
     "averages_in_a_post_hook", "clipping_in_a_pre_hook", "parameters_summed",
 )  # fmt: skip
+CLIPPING = (
+    "by torch", "in two calls", "of order infinity", "by hand", "in some steps", "on one rank", "some parameters", "twice",
+    "and read", "by a factor that changes", "scaled alone", "by value", "limited in other forms", "limited by tensors",
+    "the norm of what was scaled", "norms that are kept", "in other forms", "by what torch refuses",
+)  # fmt: skip
 FAMILIES = (
     "compiled", "faults", "graphs", "side streams", "equality", "amp", "optimizers", "verify", "synchronisations", "loops",
+    "clipping", "default device",
 )  # fmt: skip
 FEW_LOOPS = ("accumulation_with_no_sync", "clip_grad_norm", "buffers_and_accumulation", "step_lr", "gradients_kept")
 
@@ -60,10 +66,13 @@ class Check:
     limit_s: float = 45.0
 
 
-def checks(setup: Setup) -> Iterator[Check]:
+def checks(setup: Setup, loops: Sequence[str] = LOOPS) -> Iterator[Check]:
     """All checks for ranks that were started so; those that cannot be made are among them, see `why_not`.
 
     The longest come first.
+
+    Args:
+        loops: names of those of tests/live/loops.
     """
 
     def check(family: str, name: str, function: str, carrier: str, **more: Any) -> Check:
@@ -84,13 +93,19 @@ def checks(setup: Setup) -> Iterator[Check]:
             yield check("equality", model, "equality", carrier, arguments={"model": model})
         yield check("amp", "autocast bfloat16", "autocast", carrier)
         yield check("amp", "GradScaler float16", "scaled", carrier)
+        yield check("amp", "GradScaler float16, clipping", "scaled", carrier, arguments={"clips": True})
+        yield check("default device", "the model's", "default_device", carrier)
+        yield check("clipping", "verified", "clipping", carrier, arguments={"way": "by value", "verify": True})
         for optimizer in OPTIMIZERS:
             yield check("optimizers", optimizer, "optimizer", carrier, arguments={"which": optimizer})
         yield check("verify", "verify passes", "verify_passes", carrier)
         yield check("verify", "planted difference found", "planted_difference", carrier, apart=True)
+        for way in CLIPPING:
+            yield check("clipping", way, "clipping", carrier, arguments={"way": way})
+    yield check("compiled", "compiled as a whole, and wrapped", "compiled_whole", "all-reduce", limit_s=80.0)
     yield check("synchronisations", "none in a step", "synchronisations", "all-reduce")
     for carrier in setup.carriers:
-        for loop in FEW_LOOPS if setup.group == "nccl" else LOOPS:
+        for loop in FEW_LOOPS if setup.group == "nccl" and not setup.shares else loops:
             yield check("loops", loop.replace("_", " "), "loop", carrier, arguments={"name": loop})
 
 

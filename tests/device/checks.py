@@ -22,8 +22,9 @@ import gradlane
 from gradlane.core.network import Network
 from gradlane.errors import GradlaneError, PeerError, UnsupportedError
 from tests.live import cases, verified
+from tests.live import clipping as clipped
 from tests.live.cases import bits_of, differences
-from tests.live.loops.job import LOOPS, POLICIES, Job, under_ddp, under_gradlane
+from tests.live.loops.job import LOOPS, POLICIES, Job, under_ddp, under_drop_in, under_gradlane
 from tests.live.models import MODELS, OPTIMIZERS, Convolutions
 from tests.live.networks import slow_network
 from tests.live.streams import streams_on_the_host
@@ -108,6 +109,7 @@ def _trained(
     step: Callable[[], Step],
     prepare: Callable[[nn.Module, Any], Any],
     between: Callable[[nn.Module], Any],
+    policy: str,
 ) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)
     net = model().to(here.device)
@@ -119,7 +121,7 @@ def _trained(
         call: Any = net
         if scheduled:
             stack.enter_context(here.late())
-            session = stack.enter_context(here.attach(net, opt))
+            session = stack.enter_context(here.attach(net, opt, policy))
         else:
             call = DistributedDataParallel(net)
         prepare(net, call)
@@ -138,6 +140,7 @@ def beside_ddp(
     step: Callable[[], Step] = lambda: plain,
     prepare: Callable[[nn.Module, Any], Any] = lambda net, call: None,
     between: Callable[[nn.Module], Any] = lambda net: None,
+    policy: str = "bytescheduler",
 ) -> None:
     """Train under DDP and under a session, and raise unless both end alike.
 
@@ -148,8 +151,8 @@ def beside_ddp(
         prepare: called with the model and what is called in its place, once these are wrapped or attached.
         between: called with the model once it is on the device, before it is wrapped or attached.
     """
-    reference = _trained(here, False, model, optimizer, step, prepare, between)
-    differs = here.differs(reference, _trained(here, True, model, optimizer, step, prepare, between))
+    reference = _trained(here, False, model, optimizer, step, prepare, between, policy)
+    differs = here.differs(reference, _trained(here, True, model, optimizer, step, prepare, between, policy))
     assert not differs, f"other bits than DDP's: {', '.join(differs[:8])} ({len(differs)} of {len(reference)})"
 
 
@@ -187,6 +190,46 @@ def compiled_block(here: Here) -> str:
     return backend
 
 
+class _Wide(nn.Module):
+    """Gradients of 5 MB, several buckets of DDP's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [layer for _ in range(4) for layer in (nn.Linear(500, 500), nn.GELU(), nn.LayerNorm(500))]
+        self.layers = nn.Sequential(nn.Linear(12, 500), *layers, nn.Linear(500, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def compiled_whole(here: Here) -> str:
+    """A model that is compiled, then wrapped, as nanoGPT's: torch splits its graphs where DDP's buckets end."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    found = []
+    for scheduled in (False, True):
+        torch.compiler.reset()
+        torch.manual_seed(7)
+        net = _Wide().to(here.device)
+        opt = OPTIMIZERS["adam"](net.parameters())
+        made = torch.compile(net, backend="inductor" if here.device == "cuda" else "aot_eager")
+        generator = torch.Generator().manual_seed(1000 + here.rank)
+        call: Any
+        if scheduled:
+            options = {"policy": _bytescheduler(), "network": here.network, "profile_iterations": 1, "timeout": 60}
+            call = gradlane.DistributedDataParallel(made, options={**options, "backend": here.backend}, bucket_cap_mb=1)
+        else:
+            call = DistributedDataParallel(made, bucket_cap_mb=1)
+        for _ in range(STEPS):
+            x, y = _Parts.batch(generator)
+            plain(net, call, opt, x.to(here.device), y.to(here.device))
+        if scheduled:
+            call.session.close()
+        found.append(bits_of(net, opt))
+    differs = here.differs(*found)
+    assert not differs, f"other bits than DDP's: {', '.join(differs[:8])} ({len(differs)} of {len(found[0])})"
+    return "inductor" if here.device == "cuda" else "aot_eager"
+
+
 # -- loops -------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +247,7 @@ _SUMS_LOSSES_IN_NO_ORDER = "tied_weights_and_attention"  # its NLLLoss, over pos
 
 
 def loop(here: Here, name: str) -> str:
-    """A loop of tests/live/loops, under a plan that stays, and over all-reduce under plans that change."""
+    """A loop of tests/live/loops, under a plan that stays, and over all-reduce under plans that change and in the wrapper."""
     case = LOOPS[name]
     case = dataclasses.replace(case, model=lambda made=case.model: made().to(here.device))
     policy = gradlane.policies.get("mercury") if here.backend == "server" else _bytescheduler()
@@ -217,8 +260,13 @@ def loop(here: Here, name: str) -> str:
             if here.device == "cpu":
                 raise
             raise Skip(f"the loop does not run under DDP on {here.device}: {type(error).__name__}: {error}") from None
-        for hops in (False, True) if here.backend == "all-reduce" else (False,):
-            found = under_gradlane(case, here.rank, here.world, policy, hops, backend=here.backend)
+        for arm in ("plans that change", policy.name, "the drop-in") if here.backend == "all-reduce" else (policy.name,):
+            if arm == "the drop-in":
+                if case.attach:
+                    continue
+                found = under_drop_in(case, here.rank, here.world, policy)
+            else:
+                found = under_gradlane(case, here.rank, here.world, policy, arm == "plans that change", backend=here.backend)
             differs = here.differs(reference, found)
             if here.device != "cpu" and name == _SUMS_LOSSES_IN_NO_ORDER:
                 differs = [each for each in differs if not each.endswith(":loss")]
@@ -227,13 +275,36 @@ def loop(here: Here, name: str) -> str:
                 unsteady += [name for name in differs if name in anew]
                 differs = [name for name in differs if name not in anew]
             if differs:
-                wrong.append(f"{'plans that change' if hops else policy.name}: {', '.join(differs[:5])}")
+                wrong.append(f"{arm}: {', '.join(differs[:5])}")
     assert not wrong, f"other bits than DDP's under {'; '.join(wrong)}"
     return f"two runs of DDP differ in {', '.join(sorted(set(unsteady)))}" if unsteady else ""
 
 
 def _bytescheduler() -> Any:
     return gradlane.policies.get("bytescheduler", **POLICIES["bytescheduler"])
+
+
+# -- clipping ----------------------------------------------------------------------------------------------
+
+
+def clipping(here: Here, way: str, verify: bool = False) -> str:
+    """Gradients are clipped, scaled or read before each step."""
+    policy = "mercury" if here.backend == "server" else "bytescheduler"
+    differs, deferred = clipped.beside_ddp(
+        here.rank, here.world, way, policy, verify, device=here.device, backend=here.backend
+    )  # fmt: skip
+    assert not differs, f"other bits than DDP's: {', '.join(differs[:8])}"
+    return f"{deferred} updates deferred"
+
+
+def default_device(here: Here) -> None:
+    """The script makes its own tensors on the device."""
+    policy = "mercury" if here.backend == "server" else "bytescheduler"
+    torch.set_default_device(here.device)
+    try:
+        beside_ddp(here, _Parts, OPTIMIZERS["adam"], policy=policy)
+    finally:
+        torch.set_default_device(None)
 
 
 # -- faults ------------------------------------------------------------------------------------------------
@@ -478,7 +549,7 @@ def autocast(here: Here) -> None:
     beside_ddp(here, Convolutions, step=lambda: step)
 
 
-def scaled(here: Here) -> str:
+def scaled(here: Here, clips: bool = False) -> str:
     """With a GradScaler whose first scale overflows, so that steps are left out."""
     scales: list[list[float]] = []
 
@@ -491,6 +562,9 @@ def scaled(here: Here) -> str:
             with torch.autocast(here.device, dtype=torch.float16):
                 loss = F.cross_entropy(call(x), y)
             scaler.scale(loss).backward()
+            if clips:
+                scaler.unscale_(opt)
+                nn.utils.clip_grad_norm_(net.parameters(), 0.1)
             scaler.step(opt)
             scaler.update()
             scales[-1].append(scaler.get_scale())

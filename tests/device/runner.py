@@ -98,7 +98,7 @@ def _make(check: Check, seats: dict[Setup, Ranks], deadline: Deadline) -> tuple[
     ranks = None if check.apart else seats.get(setup)
     limit_s = deadline.limit_of(check.limit_s if ranks is not None else check.limit_s + START_S)
     if ranks is None:
-        ranks = Ranks(setup.ranks, setup.group, multiprocessing.get_context("spawn"))
+        ranks = Ranks(setup.ranks, setup.group, multiprocessing.get_context("spawn"), setup.environments)
         if not check.apart:
             seats[setup] = ranks
     try:

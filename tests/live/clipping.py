@@ -197,25 +197,32 @@ def _trained(
     seen = {}
     for step in range(STEPS):
         optimizer.zero_grad()
-        call(torch.randn(8, 12, generator=generator).to(params[0].dtype)).square().mean().backward()
+        call(torch.randn(8, 12, generator=generator).to(params[0])).square().mean().backward()
         seen[f"seen in step {step}"] = clip(params, step, rank).clone()
         optimizer.step()
     return {**bits_of(model, optimizer), **seen}
 
 
 def beside_ddp(
-    rank: int, world: int, way: str, policy: str = "owners", verify: bool = False, dtype: str = "float32", **options: Any
+    rank: int,
+    world: int,
+    way: str,
+    policy: str = "owners",
+    verify: bool = False,
+    dtype: str = "float32",
+    device: str = "cpu",
+    **options: Any,
 ) -> tuple[list[str], int]:
     """Names that differ from DDP's, and how many updates were deferred."""
     kind = getattr(torch, dtype)
     clip, order = WAYS[way]
     knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000, "order": order} if policy == "owners" else {}
     torch.manual_seed(7)
-    model = Mlp(kind)
+    model = Mlp(kind).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     reference = _trained(model, DistributedDataParallel(model), optimizer, clip, rank)
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
-    model = Mlp(kind)
+    model = Mlp(kind).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
     options = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"} | options

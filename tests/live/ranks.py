@@ -10,7 +10,7 @@ import importlib
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -21,7 +21,7 @@ from tests.processes import PROCESSES
 CASE_S = 120
 
 
-def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str, group: str) -> None:
+def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str, group: str, environment: dict[str, str]) -> None:
     import gc
     import os
 
@@ -30,6 +30,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str, grou
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ["RANKS_FOLDER"] = folder
+    os.environ.update(environment)
     torch.set_num_threads(1)
     gc.freeze()  # what was imported stays; tests that collect what a wrapper left would look through all of torch
     if torch.cuda.is_available():  # ranks share a device where there are too few
@@ -66,10 +67,14 @@ class Ranks:
         world: how many.
         group: the backend of their process group.
         processes: where they are started.
+        environments: of each rank, beside what it inherits; None for nothing more.
     """
 
-    def __init__(self, world: int, group: str = "gloo", processes: Any = PROCESSES) -> None:
+    def __init__(
+        self, world: int, group: str = "gloo", processes: Any = PROCESSES, environments: Sequence[dict[str, str]] | None = None
+    ) -> None:
         self.world, self._group, self._processes = world, group, processes
+        self._environments = environments or [{}] * world
         self._folder = tempfile.TemporaryDirectory()
         self._start()
 
@@ -80,7 +85,7 @@ class Ranks:
         self.processes = []
         for rank in range(self.world):
             ours, theirs = self._processes.Pipe()
-            arguments = (rank, self.world, port, theirs, self._folder.name, self._group)
+            arguments = (rank, self.world, port, theirs, self._folder.name, self._group, self._environments[rank])
             process = self._processes.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()

@@ -49,9 +49,9 @@ class Digits:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        images = torch.tensor(digits.images[rank::world], dtype=torch.float32).unsqueeze(1) / 16
+        images = torch.tensor(digits.images[rank::world], dtype=torch.float32, device="cpu").unsqueeze(1) / 16
         self._images = nn.functional.interpolate(images, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
-        self._labels = torch.tensor(digits.target[rank::world])
+        self._labels = torch.tensor(digits.target[rank::world], device="cpu")
         self._order = torch.Generator().manual_seed(seed * 1_000_003 + rank)
         self._batch_size = batch_size
 

@@ -322,7 +322,7 @@ class _Maker:
 
     def all_reduces(self, count: int) -> list[int]:
         """Sum as many bytes as all gradients have, once not counted; returns the other `count` times."""
-        sums = torch.zeros(self.size_bytes // 4)
+        sums = torch.zeros(self.size_bytes // 4, device="cpu")
         took_ns = []
         for _ in range(count + 1):
             dist.barrier()
@@ -365,7 +365,7 @@ class _Maker:
 
 def _finalists(arms: list[Arm]) -> list[Arm]:
     """DDP, `auto`, and the fastest others of each place, as measured by rank 0."""
-    medians = torch.tensor([median(arm.step_ns) for arm in arms])
+    medians = torch.tensor([median(arm.step_ns) for arm in arms], device="cpu")
     dist.broadcast(medians, 0)
     by_time = [arms[nth] for nth in medians.argsort().tolist()]
     chosen = [arm for arm in arms if arm.name == BASELINE or (arm.spec is not None and arm.spec.policy == AUTO)]
@@ -446,7 +446,7 @@ def _batch_size_for(communicate_ns: int) -> int:
             taken.append(time.perf_counter_ns() - began)
         times.append(min(taken[1:]))
     per_image = max(1.0, (times[1] - times[0]) / 24)
-    wanted = torch.tensor(min(256.0, max(4.0, 8 + (communicate_ns - times[0]) / per_image)))
+    wanted = torch.tensor(min(256.0, max(4.0, 8 + (communicate_ns - times[0]) / per_image)), device="cpu")
     dist.all_reduce(wanted)
     return round(float(wanted) / dist.get_world_size())
 

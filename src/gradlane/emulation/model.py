@@ -108,7 +108,7 @@ class Emulated(nn.Module):
         """Run the forward pass; ignores its arguments and returns a scalar to call `backward` on."""
         # requires grad, so that the backward pass has a last node, which takes the time after the
         # last gradient
-        origin = torch.zeros((), requires_grad=torch.is_grad_enabled())
+        origin = torch.zeros((), requires_grad=torch.is_grad_enabled(), device="cpu")
         chained: torch.Tensor = _End.apply(origin, self)  # type: ignore[no-untyped-call]
         unused = set(range(len(self._params)))
         last = len(self._params) - 1  # the first gradient that backward makes ready is the last of the chain
@@ -194,7 +194,7 @@ class _End(torch.autograd.Function):
 
 
 def _empty(size_bytes: int, dtype: str) -> torch.Tensor:
-    return torch.zeros(size_bytes // DTYPE_BYTES[dtype], dtype=getattr(torch, dtype))
+    return torch.zeros(size_bytes // DTYPE_BYTES[dtype], dtype=getattr(torch, dtype), device="cpu")
 
 
 def _define(model: nn.Module, name: str, values: torch.Tensor) -> nn.Parameter:

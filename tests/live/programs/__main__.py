@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tests.device.machine import Setup
 from tests.live.programs import alone as by_themselves
 from tests.live.programs.kept import WITHOUT
 from tests.live.programs.pair import Outcome, Pair
@@ -58,6 +59,8 @@ class Findings:
     default="",
     help="Leave these out: first words of actions, hooks or flags; or 'model x', 'optimizer x', 'way x'.",
 )
+@click.option("--device", default="cpu", show_default=True, help="On which models train.")
+@click.option("--group", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="Of the ranks.")
 @click.option("--known", is_flag=True, help="Leave out what is known to be open (kept.py), too.")
 @click.option("--shrink/--no-shrink", default=True, help="Make one program of each group as small as it gets.")
 @click.option(
@@ -69,6 +72,8 @@ def main(
     examples: int,
     number: int,
     without: str,
+    device: str,
+    group: str,
     known: bool,
     shrink: bool,
     alone: bool,
@@ -77,7 +82,7 @@ def main(
 ) -> None:
     console = Console(soft_wrap=True, highlight=False)
     findings = Findings()
-    with Pair() as pair:
+    with Pair(device, group, Setup(group, 2, shares=True).environments if group == "nccl" else None) as pair:
         if given_programs:
             for text in _lines(given_programs):
                 _show(console, pair, Program.from_json(text), shrink)

@@ -53,12 +53,22 @@ WAYS = (
 """
 
 
-def compare(rank: int, world: int, program: str) -> dict[str, Any]:
-    """One of: {"refused_by_ddp": text}; {"error": (kind, text, traceback), "typed": bool}; {"differs": names}.
+def compare(rank: int, world: int, program: str, device: str = "cpu") -> dict[str, Any]:
+    """What came of a program that trains on `device`, which is the default one meanwhile.
+
+    One of: {"refused_by_ddp": text}; {"error": (kind, text, traceback), "typed": bool}; {"differs": names}.
 
     The last two have how many updates were `deferred`, too.
     """
-    value = Program.from_json(program)
+    if device != "cpu":
+        torch.set_default_device(device)
+    try:
+        return _compared(rank, world, Program.from_json(program))
+    finally:
+        torch.set_default_device(None)
+
+
+def _compared(rank: int, world: int, value: Program) -> dict[str, Any]:
     at = ["before its first action"]
     try:
         reference = under_ddp(value, rank, at)
@@ -130,7 +140,7 @@ def _made(program: Program, seed: int) -> tuple[nn.Module, list[torch.optim.Opti
 
 
 def _generator(rank: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1000 + rank)
+    return torch.Generator("cpu").manual_seed(1000 + rank)
 
 
 def _network(name: str, rank: int) -> contextlib.AbstractContextManager[None]:

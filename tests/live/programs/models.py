@@ -16,16 +16,24 @@ UNUSED = {"find_unused_parameters": True}
 WIDTH, CLASSES = 24, 5
 
 
+def _drawn(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, device="cpu")
+
+
+def _labels(generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(CLASSES, (6,), generator=generator, device="cpu")
+
+
 def vectors(generator: torch.Generator) -> Batch:
-    return torch.randn(6, WIDTH, generator=generator), torch.randint(CLASSES, (6,), generator=generator)
+    return _drawn((6, WIDTH), generator), _labels(generator)
 
 
 def images(generator: torch.Generator) -> Batch:
-    return torch.randn(6, 1, 6, 6, generator=generator), torch.randint(CLASSES, (6,), generator=generator)
+    return _drawn((6, 1, 6, 6), generator), _labels(generator)
 
 
 def tokens(generator: torch.Generator) -> Batch:
-    drawn = torch.randint(20, (3, 7), generator=generator)
+    drawn = torch.randint(20, (3, 7), generator=generator, device="cpu")
     return drawn[:, :-1], drawn[:, 1:]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tests.live.programs.program import Program
 from tests.live.ranks import Ranks
+from tests.processes import PROCESSES
 
 LIMIT_S = 30.0  # for a program: several times what a session may wait before it says so
 AFTER_DDP_S = 2.0  # for the other rank, once DDP has failed on one
@@ -43,9 +46,16 @@ class Outcome:
 
 
 class Pair:
-    """A context; its processes are started with the first program."""
+    """A context; its processes are started with the first program.
 
-    def __init__(self) -> None:
+    Args:
+        device: on which programs train.
+        group: the backend of the ranks' process group.
+        environments: see `Ranks`.
+    """
+
+    def __init__(self, device: str = "cpu", group: str = "gloo", environments: Sequence[dict[str, str]] | None = None) -> None:
+        self._device, self._group, self._environments = device, group, environments
         self._ranks: Ranks | None = None
         self._programs = 0
 
@@ -58,12 +68,15 @@ class Pair:
 
     def run(self, program: Program) -> Outcome:
         if self._ranks is None:
-            self._ranks, self._programs = Ranks(2), 0
+            # a process that has opened a device cannot be forked
+            processes = PROCESSES if self._device == "cpu" else multiprocessing.get_context("spawn")
+            self._ranks, self._programs = Ranks(2, self._group, processes, self._environments), 0
         answers = self._ranks.answers(
             "tests.live.programs.comparison:compare",
             limit_s=LIMIT_S,
             hurry_s=lambda answer: AFTER_DDP_S if answer[0] and "refused_by_ddp" in answer[1] else None,
             program=program.json(),
+            device=self._device,
         )
         outcome = _outcome(answers)
         self._programs += 1

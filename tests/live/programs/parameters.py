@@ -167,7 +167,7 @@ def evaluate_average(run: Run, how: str) -> None:
 
 @action
 def write(run: Run, how: str, which: str = "all") -> None:
-    generator = torch.Generator().manual_seed(100 + run.steps)
+    generator = torch.Generator(run.device).manual_seed(100 + run.steps)
     params = run.parameters(which)
     if how == "vector":
         params = [param for param in params if param.is_contiguous()]  # torch takes no others

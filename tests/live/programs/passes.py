@@ -56,7 +56,9 @@ def backward(run: Run, *words: str) -> None:
 
 
 def _loss(run: Run, take: str, flags: set[str]) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.float16 if "scaled" in flags else torch.bfloat16, enabled="autocast" in flags):
+    with torch.autocast(
+        run.device.type, dtype=torch.float16 if "scaled" in flags else torch.bfloat16, enabled="autocast" in flags
+    ):
         if "slope" in flags:
             loss = _loss_with_a_slope(run, take)
         elif "functional" in flags:

@@ -34,14 +34,20 @@ class Run:
     average: dict[str, torch.Tensor] = field(default_factory=dict)
     schedulers: list[Any] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
-    scaler: torch.amp.GradScaler = field(
-        default_factory=lambda: torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
-    )
+    scaler: torch.amp.GradScaler = field(init=False)
     flat: list[torch.Tensor] = field(default_factory=list)
     """Flat buffers of which gradients are views."""
     threads: list[Callable[[], None]] = field(default_factory=list)
     """Wait for threads that read parameters."""
     steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.scaler = torch.amp.GradScaler(self.device.type, init_scale=64.0, growth_interval=3)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model, and of what the program makes."""
+        return torch.get_default_device()
 
     def join(self) -> None:
         """Wait for all threads, before something changes what they read."""
@@ -49,7 +55,7 @@ class Run:
             self.threads.pop(0)()
 
     def batch(self) -> Batch:
-        x, y = MODELS[self.program.model].batch(self.generator)
+        x, y = (part.to(self.device) for part in MODELS[self.program.model].batch(self.generator))
         return (x.to(dtype_of(self.model)) if x.is_floating_point() else x), y
 
     def take(self, parts: str = "") -> None:

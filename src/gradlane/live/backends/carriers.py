@@ -254,6 +254,6 @@ def _time_streams(servers: ParameterServerBackend, group: Any) -> int:
 
 
 def _slowest(group: Any, durations_ns: list[int]) -> list[int]:
-    shared = torch.tensor(durations_ns, dtype=torch.int64)
+    shared = torch.tensor(durations_ns, dtype=torch.int64, device="cpu")
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     return [int(duration) for duration in shared.tolist()]

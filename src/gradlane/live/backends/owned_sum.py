@@ -104,7 +104,7 @@ class Norms:
         self._slots = slots
         self._messages, self._groups, self._group = messages, groups, group
         self._lock = threading.Lock()
-        self._told = torch.zeros(len(slots), dtype=torch.float64)
+        self._told = torch.zeros(len(slots), dtype=torch.float64, device="cpu")
         self.begin()
 
     def begin(self) -> None:

@@ -290,7 +290,7 @@ class ParameterServerBackend:
 
     def time_stream(self, size_bytes: int, in_flight: int = _IN_FLIGHT) -> int:
         """Time a stream of 16 messages of `size_bytes`, some of them in flight, on this rank, in ns (collective)."""
-        parts = [torch.zeros(size_bytes // self._dtype.itemsize, dtype=self._dtype) for _ in range(in_flight)]
+        parts = [torch.zeros(size_bytes // self._dtype.itemsize, dtype=self._dtype, device="cpu") for _ in range(in_flight)]
         start_ns = time.monotonic_ns()
         self._sum_stream(parts)
         return time.monotonic_ns() - start_ns

@@ -228,7 +228,7 @@ def measure_wakeup(group: Any, device: torch.device, repeats: int = 45, budget_s
     """
     if device.type != "cpu":
         return [0]
-    memory = [torch.zeros(QUICK_SIZES[0] // 4) for _ in range(2 * STREAM)]
+    memory = [torch.zeros(QUICK_SIZES[0] // 4, device="cpu") for _ in range(2 * STREAM)]
     update = _Update(memory[0])
 
     def by_thread(memory: list[torch.Tensor]) -> None:

@@ -102,7 +102,7 @@ def in_turns(stages: Stages, group: Any, dtype: torch.dtype, size_bytes: int) ->
     Returns:
         The medians over turns, in ns, of the slowest rank; the same on every rank.
     """
-    data = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)
+    data = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device="cpu")
     arms: tuple[Callable[[torch.Tensor], Any], ...] = (
         lambda data: dist.all_reduce(data, group=group),
         BlockingSums(stages).sum,
@@ -114,7 +114,7 @@ def in_turns(stages: Stages, group: Any, dtype: torch.dtype, size_bytes: int) ->
             began_ns = time.monotonic_ns()
             run(data)
             taken.append(time.monotonic_ns() - began_ns)
-    slowest = torch.tensor(took_ns, dtype=torch.int64)
+    slowest = torch.tensor(took_ns, dtype=torch.int64, device="cpu")
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     flat_ns, hierarchical_ns = (round(median(taken[1:])) for taken in slowest.tolist())  # the first has made its memory
     return flat_ns, hierarchical_ns

@@ -56,14 +56,16 @@ def set_traffic_class(group: Any, candidates: Sockets, traffic_class: TrafficCla
     world, rank = dist.get_world_size(group), dist.get_rank(group)
     still_open = candidates & open_sockets()
     ends = {fd: pair for fd, _ in still_open if (pair := ends_of(fd)) is not None}
-    most = torch.tensor([len(ends)], dtype=torch.int64)
+    most = torch.tensor([len(ends)], dtype=torch.int64, device="cpu")
     dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-    mine = torch.zeros(world, int(most), dtype=torch.int64)
-    mine[rank, : len(ends)] = torch.tensor([_digest(remote, local) for local, remote in ends.values()], dtype=torch.int64)
+    mine = torch.zeros(world, int(most), dtype=torch.int64, device="cpu")
+    mine[rank, : len(ends)] = torch.tensor(
+        [_digest(remote, local) for local, remote in ends.values()], dtype=torch.int64, device="cpu"
+    )
     dist.all_reduce(mine, group=group)
     theirs = set(mine.flatten().tolist())
     found = [fd for fd, (local, remote) in ends.items() if _digest(local, remote) in theirs]
-    fewest = torch.tensor([len(found)], dtype=torch.int64)
+    fewest = torch.tensor([len(found)], dtype=torch.int64, device="cpu")
     dist.all_reduce(fewest, op=dist.ReduceOp.MIN, group=group)
     if int(fewest) < world - 1:
         raise UnsupportedError(

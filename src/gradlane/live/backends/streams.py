@@ -114,7 +114,7 @@ class DeviceStreams:
         torch.accelerator.current_stream(self._device).wait_event(event)
 
     def host_memory(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True, device="cpu")
 
     def orders(self, group: Any) -> bool:
         return not is_gloo(group, self._device)

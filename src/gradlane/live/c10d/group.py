@@ -195,7 +195,7 @@ class Group(Names, _Base):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
-        token = torch.zeros(1, dtype=torch.int32)
+        token = torch.zeros(1, dtype=torch.int32, device="cpu")
         part = self._parts()
         part.add(token, token)
         return self._work(part, [token], opts, "barrier")

@@ -138,11 +138,11 @@ class Mail:
             raise
 
     def _tell(self, peer: int, tag: int, timeout_s: float) -> Message:
-        token = torch.zeros(1, dtype=torch.uint8)
+        token = torch.zeros(1, dtype=torch.uint8, device="cpu")
         return self._message(self._node.send(peer, tag, token.data_ptr(), 1, 0), token, [token], timeout_s, None)
 
     def _hear(self, peer: int, tag: int, timeout_s: float) -> Message:
-        token = torch.zeros(1, dtype=torch.uint8)
+        token = torch.zeros(1, dtype=torch.uint8, device="cpu")
         return self._message(self._node.receive(peer, tag, token.data_ptr(), 1), token, [token], timeout_s, None)
 
     def _watch(self, tag: int, timeout_s: float, wait_all_ranks: bool) -> None:

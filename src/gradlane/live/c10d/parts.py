@@ -136,7 +136,7 @@ def contiguous(tensor: torch.Tensor) -> torch.Tensor:
         raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a dense one on the CPU")
     if _has_other_values(tensor):
         with torch.no_grad():
-            return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 

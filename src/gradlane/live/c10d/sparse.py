@@ -32,11 +32,11 @@ def all_reduce(
         raise InputError(f"gradlane: got a {tensor.layout} tensor on {tensor.device}, expected a sparse COO one on the CPU")
     mine = tensor.coalesce()
     indices, values = mine.indices().contiguous(), mine.values().contiguous()
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    gather([counts], [torch.tensor([indices.shape[1]])]).wait()
+    counts = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(world)]
+    gather([counts], [torch.tensor([indices.shape[1]], device="cpu")]).wait()
     sizes = [int(count) for count in counts]
-    all_indices = [torch.empty((indices.shape[0], size), dtype=torch.int64) for size in sizes]
-    all_values = [torch.empty((size, *values.shape[1:]), dtype=values.dtype) for size in sizes]
+    all_indices = [torch.empty((indices.shape[0], size), dtype=torch.int64, device="cpu") for size in sizes]
+    all_values = [torch.empty((size, *values.shape[1:]), dtype=values.dtype, device="cpu") for size in sizes]
 
     def summed(into: torch.Tensor) -> None:
         whole = torch.sparse_coo_tensor(torch.cat(all_indices, dim=1), torch.cat(all_values), into.shape)

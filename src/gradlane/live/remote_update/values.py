@@ -79,7 +79,7 @@ class Values:
                 group=group,
                 priority=tensor,
             )
-        self._meeting = torch.zeros(1)
+        self._meeting = torch.zeros(1, device="cpu")
         node.define(len(params), self._meeting.data_ptr(), 4, "float32")
         with torch.no_grad():
             torch._foreach_copy_(self.slots, [param.detach() for param in params])

@@ -41,8 +41,8 @@ def _references_of_gradient(param: torch.Tensor) -> int:
 
 
 def _references_of_a_gradient_alone() -> int:
-    param = torch.empty(1)
-    param.grad = torch.empty(1)
+    param = torch.empty(1, device="cpu")
+    param.grad = torch.empty(1, device="cpu")
     return _references_of_gradient(param)
 
 
@@ -63,13 +63,13 @@ def accumulator_of(param: torch.nn.Parameter) -> Any:
 
 
 # the same counts for an object that nothing else refers to
-_ONE_HOLDER = _holders(torch.empty(1))
+_ONE_HOLDER = _holders(torch.empty(1, device="cpu"))
 _ONE_REFERENCE = _most_references({0: object()})
 _ONE_ENTRY = _references_of_an_entry({0: {}}, 0)
 _ONE_GRADIENT = _references_of_a_gradient_alone()
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _NO_FUNCTION = torch.nn.Parameter.__torch_function__
-_PROBE = Tracked("", torch.nn.Parameter(torch.empty(0)), 0)
+_PROBE = Tracked("", torch.nn.Parameter(torch.empty(0, device="cpu")), 0)
 _PROBE.wrapper = object()  # type: ignore[assignment]
 _ONE_IN_A_SLOT = sys.getrefcount(_PROBE.wrapper)
 

@@ -44,7 +44,7 @@ class Gradients:
     def scale_by(self, scale: float) -> None:
         """Multiply each gradient by `scale` from now on, before it is summed."""
         self._scale = scale
-        self._factors = {dtype: torch.tensor(scale, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+        self._factors = {dtype: torch.tensor(scale, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)}
 
     def take_up(self, tracked: Sequence[Tracked], groups: Sequence[Sequence[int]]) -> None:
         """Switch to a plan with another order of tensors, which the driver has already taken up.

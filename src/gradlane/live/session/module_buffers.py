@@ -228,7 +228,7 @@ class BufferSync:
             buffer = owner.get(name)
             if buffer is None or buffer.shape != shape or (buffer.dtype != dtype and not converted):
                 others.append(len(found))
-            found.append(torch.empty(0) if buffer is None else buffer)
+            found.append(torch.empty(0, device="cpu") if buffer is None else buffer)
         if not others:
             return found
         first = found[others[0]]
