@@ -105,7 +105,7 @@ def checks(setup: Setup, loops: Sequence[str] = LOOPS) -> Iterator[Check]:
     yield check("compiled", "compiled as a whole, and wrapped", "compiled_whole", "all-reduce", limit_s=80.0)
     yield check("synchronisations", "none in a step", "synchronisations", "all-reduce")
     for carrier in setup.carriers:
-        for loop in FEW_LOOPS if setup.group == "nccl" and not setup.shares else loops:
+        for loop in FEW_LOOPS if setup.group == "nccl" else loops:
             yield check("loops", loop.replace("_", " "), "loop", carrier, arguments={"name": loop})
 
 

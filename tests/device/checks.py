@@ -407,7 +407,7 @@ class _Parts(nn.Module):
 
     @staticmethod
     def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(8, 12, generator=generator), torch.randint(6, (8,), generator=generator)
+        return torch.randn(8, 12, generator=generator, device="cpu"), torch.randint(6, (8,), generator=generator, device="cpu")
 
 
 def captured_evaluation(here: Here) -> str:

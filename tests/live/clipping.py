@@ -120,7 +120,7 @@ def _limited_by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:
 
 
 def _limited_by_tensors(params: Params, step: int, rank: int) -> Any:
-    limit = torch.tensor(0.01)
+    limit = torch.tensor(0.01, device=params[0].device)
     for gradient in _gradients(params):
         gradient.clamp_(max=limit)
     limit.fill_(3.0)
@@ -139,12 +139,12 @@ def _norms_that_are_kept(params: Params, step: int, rank: int) -> Any:
 
 
 def _in_other_forms(params: Params, step: int, rank: int) -> Any:
-    gradients, out = _gradients(params), torch.zeros(())
+    gradients, out = _gradients(params), torch.zeros((), device=params[0].device)
     torch.linalg.vector_norm(gradients[0], 2, out=out)
     named = torch.linalg.vector_norm(x=gradients[1], ord=2)
     several = torch._foreach_norm(self=gradients, ord=2)
     kinds = [type(torch._foreach_norm(gradients)) is tuple, torch._foreach_mul_(gradients, 0.5)[0] is gradients[0]]
-    return torch.stack([out, named, *several, *map(torch.tensor, kinds)])
+    return torch.stack([out, named, *several, *(torch.tensor(kind, device=out.device) for kind in kinds)])
 
 
 def _by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:

@@ -306,3 +306,19 @@ def test_no_token_that_still_opens_a_door_can_be_read_in_the_store():
         assert not readable() & set(rank_0._protocol._tokens.values())
         for channel in (early, late, rank_0):
             channel.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected", "says"),
+    [
+        (None, CommunicationError, "the sums of verification failed"),
+        (PeerDied("rank 2 is gone", 2), PeerDied, "rank 2 is gone"),
+    ],
+    ids=["nobody explains it", "a rank is gone"],
+)
+def test_what_torch_refuses_to_begin_raises_why_the_job_has_failed(told, expected, says):
+    failures = Failures(1, 30.0, torch.device("cpu"))
+    if told is not None:
+        failures.fail(told)
+    with pytest.raises(expected, match=says), failures.explained("the sums of verification"):
+        raise dist.DistBackendError("the communicator was aborted")

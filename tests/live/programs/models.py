@@ -218,9 +218,13 @@ MODELS = {
 def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
     """The sum over tasks where there are several."""
     outputs = output.values() if isinstance(output, dict) else [output]
-    return torch.stack(
-        [F.cross_entropy(one.to(torch.promote_types(one.dtype, torch.float32)), target) for one in outputs]
-    ).sum()
+    return torch.stack([_loss(one.to(torch.promote_types(one.dtype, torch.float32)), target) for one in outputs]).sum()
+
+
+def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if output.dim() > 2:  # over positions, CUDA adds losses in no order
+        output, target = output.transpose(1, 2).flatten(0, 1), target.flatten()
+    return F.cross_entropy(output, target)
 
 
 # -- optimizers --------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, JobError, PeerError
 from gradlane.live.backends.calls import Call
@@ -296,10 +297,30 @@ class Failures:
         try:
             return running.result()
         except (PeerError, CommunicationError, RuntimeError) as error:
-            # another rank's end; the control channel says which
-            self.suspect(error)
-            self.wait_until(lambda: False, what)
-            raise
+            self._explain(error, what)
+
+    @contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """What torch.distributed refuses inside, since another rank is gone, raises why the job has failed.
+
+        Gloo tells of that when a collective ends; NCCL refuses to begin one once a communicator is lost.
+
+        Args:
+            what: names in error messages what is begun.
+
+        Raises:
+            JobError: torch.distributed raised a `DistError`.
+        """
+        try:
+            yield
+        except dist.DistError as error:
+            self._explain(error, what)
+
+    def _explain(self, error: BaseException, what: str) -> NoReturn:
+        """Raise the failure of the job, of which `error` is a sign: the control channel says which rank is to blame."""
+        self.suspect(error)
+        self.wait_until(lambda: False, what)
+        raise error
 
     def verdict(self) -> JobError | None:
         """The reason why the last sums, which nobody waited for, failed; None if none is known."""

@@ -26,6 +26,7 @@ from gradlane.live.session import guards
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.interruptions import wrap_handlers
+from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.parts import Parts, log
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
 from gradlane.live.session.sending import Sending
@@ -199,8 +200,8 @@ class Iterations:
         self._in_forward = False
         self._measuring.forward_ended()
         self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now_ns())
-        if self.passes.forward_ended(module, output) and self.parts.buffers is not None:
-            self.parts.buffers.after_forward()
+        if self.passes.forward_ended(module, output):
+            self.parts.refused_aloud(BufferSync.after_forward)
 
     def use(self, tracked: Tracked) -> None:
         """Called before the first use of a guarded parameter, on any thread."""
@@ -238,8 +239,8 @@ class Iterations:
         self.settle()
         self.verify()
         self._change_plan()
-        if self.passes.was_evaluated and parts.buffers is not None:
-            parts.buffers.after_forward()
+        if self.passes.was_evaluated:
+            parts.refused_aloud(BufferSync.after_forward)
         self._recorder.begin()
         self._updates.begin(parts.tracked, unread)
         self._backward_began_ns = now_ns()
@@ -273,7 +274,8 @@ class Iterations:
         if self._verifier.verifies:
             for tracked in self.parts.tracked:
                 self._verifier.arrived(tracked.param, tracked.slot)
-            self._verifier.compare()
+            with self.parts.failures.explained("the sums of verification"):
+                self._verifier.compare()
 
     def refuse_replaced(self) -> None:
         """Fail if the model trains other tensors than those that were there at attach."""

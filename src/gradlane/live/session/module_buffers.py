@@ -28,6 +28,7 @@ from enum import IntEnum
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gradlane.errors import UnsupportedError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
@@ -474,7 +475,10 @@ class BufferSync:
                 return
             message = self._last.alike()
             self._extras.append((forward, Extra(extra), message))
-            self._start(message, _ANNOUNCED)
+            try:
+                self._start(message, _ANNOUNCED)
+            except dist.DistError as error:  # a rank is gone
+                self._notify(error)
 
     def _ask(self, ahead: bool = False, must_come: bool = True) -> None:
         """Begin to receive the next regular broadcast, unless one is in flight.

@@ -116,7 +116,8 @@ class Parts:
         if self.buffers is None:
             return
         try:
-            call(self.buffers)
+            with self.failures.explained("the broadcast of the model's buffers"):
+                call(self.buffers)
         except UnsupportedError as error:
             self.fail(str(error), UnsupportedError)
 
