@@ -36,7 +36,7 @@ CLIPPING = (
 )  # fmt: skip
 FAMILIES = (
     "compiled", "faults", "graphs", "side streams", "equality", "amp", "optimizers", "verify", "synchronisations", "loops",
-    "clipping", "default device",
+    "clipping", "default device", "workers",
 )  # fmt: skip
 FEW_LOOPS = ("accumulation_with_no_sync", "clip_grad_norm", "buffers_and_accumulation", "step_lr", "gradients_kept")
 
@@ -94,6 +94,7 @@ def checks(setup: Setup, loops: Sequence[str] = LOOPS) -> Iterator[Check]:
         yield check("amp", "autocast bfloat16", "autocast", carrier)
         yield check("amp", "GradScaler float16", "scaled", carrier)
         yield check("amp", "GradScaler float16, clipping", "scaled", carrier, arguments={"clips": True})
+        yield check("workers", "forked, after plans changed", "forked_workers", carrier)
         yield check("default device", "the model's", "default_device", carrier)
         yield check("clipping", "verified", "clipping", carrier, arguments={"way": "by value", "verify": True})
         for optimizer in OPTIMIZERS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ from gradlane.errors import GradlaneError, PeerError, UnsupportedError
 from tests.live import cases, verified
 from tests.live import clipping as clipped
 from tests.live.cases import bits_of, differences
+from tests.live.loops.hopping import Hopping
 from tests.live.loops.job import LOOPS, POLICIES, Job, under_ddp, under_drop_in, under_gradlane
 from tests.live.models import MODELS, OPTIMIZERS, Convolutions
 from tests.live.networks import slow_network
@@ -305,6 +307,26 @@ def default_device(here: Here) -> None:
         beside_ddp(here, _Parts, OPTIMIZERS["adam"], policy=policy)
     finally:
         torch.set_default_device(None)
+
+
+def forked_workers(here: Here) -> None:
+    """A DataLoader forks its workers anew in each epoch. They collect garbage, and have no device to free events of."""
+    net = _Parts().to(here.device)
+    opt = OPTIMIZERS["adam"](net.parameters())
+    generator = torch.Generator().manual_seed(here.rank)
+    with here.late(), here.attach(net, opt, "mercury" if here.backend == "server" else "bytescheduler") as session:
+        if here.backend == "all-reduce":
+            session._parts.controller = Hopping(here.rank)
+        for _ in range(3):
+            for _ in range(4):
+                x, y = _Parts.batch(generator)
+                plain(net, net, opt, x.to(here.device), y.to(here.device))
+            worker = os.fork()
+            if worker == 0:
+                gc.collect()
+                os._exit(0)
+            _, status = os.waitpid(worker, 0)
+            assert status == 0, f"a worker ended with status {status}, expected 0"
 
 
 # -- faults ------------------------------------------------------------------------------------------------

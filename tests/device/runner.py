@@ -25,13 +25,14 @@ HURRY_S = 10.0  # for the others, once a rank has failed
 Answer = tuple[bool, Any] | None
 
 
-def judge(check: Check, answers: Sequence[Answer], limit_s: float) -> tuple[str, str]:
+def judge(check: Check, answers: Sequence[Answer], limit_s: float, cut: bool = False) -> tuple[str, str]:
     """The outcome of a check, and the reason or a remark.
 
     Args:
         answers: of each rank (ok, value), where a value that is not ok is (kind, text, traceback); None where there
             was none in time.
         limit_s: that the check had.
+        cut: less than it should have had.
     """
     remarks = []
     failures, silent = [], []
@@ -46,6 +47,8 @@ def judge(check: Check, answers: Sequence[Answer], limit_s: float) -> tuple[str,
             return "skipped", value[1]
         elif not (check.dies and rank == len(answers) - 1 and value[0] == "ProcessEnded"):
             failures.append(f"rank {rank}: {value[0]}: {value[1]}\n{value[2]}".rstrip())
+    if silent and not failures and cut:
+        return "left out", f"{limit_s:.0f} s were left"
     if failures or silent:
         return "failed", "\n".join([*failures, *silent])
     return "passed", "; ".join(dict.fromkeys(remarks))
@@ -96,7 +99,8 @@ def _make(check: Check, seats: dict[Setup, Ranks], deadline: Deadline) -> tuple[
     if deadline.left_s == 0:
         return "left out", f"the limit of {deadline.limit_s:g} s for all was over"
     ranks = None if check.apart else seats.get(setup)
-    limit_s = deadline.limit_of(check.limit_s if ranks is not None else check.limit_s + START_S)
+    wanted_s = check.limit_s if ranks is not None else check.limit_s + START_S
+    limit_s = deadline.limit_of(wanted_s)
     if ranks is None:
         ranks = Ranks(setup.ranks, setup.group, multiprocessing.get_context("spawn"), setup.environments)
         if not check.apart:
@@ -117,7 +121,7 @@ def _make(check: Check, seats: dict[Setup, Ranks], deadline: Deadline) -> tuple[
             _drop(ranks)
     if not check.apart and not all(answer is not None and (answer[0] or answer[1][0] == "Skip") for answer in answers):
         _drop(seats.pop(setup))  # a collective may be half done
-    return judge(check, answers, limit_s)
+    return judge(check, answers, limit_s, limit_s < wanted_s)
 
 
 def _drop(ranks: Ranks | None) -> None:

@@ -1,8 +1,14 @@
-"""What a forked child inherits of native objects with a thread: memory, and neither the thread nor consistent locks."""
+"""What a forked child, such as a worker of a DataLoader, inherits and cannot let go of.
+
+Of native objects with a thread it has memory, and neither the thread nor consistent locks. Of a device it has nothing: to free
+an event of the parent's ends the child. A child lets go of what it inherits when it collects garbage.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import gc
 import os
 import weakref
 from typing import Any, Protocol
@@ -29,3 +35,27 @@ def _keep_all() -> None:
 
 
 os.register_at_fork(after_in_child=_keep_all)
+
+
+@functools.cache
+def collect_nothing_inherited() -> None:
+    """Let children that are forked from now on collect no garbage that they inherit. Once for a process.
+
+    Their own garbage is collected as ever.
+    """
+    collects = True
+
+    def before() -> None:
+        nonlocal collects
+        collects = gc.isenabled()
+        gc.disable()  # other handlers run in the child before the one below
+
+    def again() -> None:
+        if collects:
+            gc.enable()
+
+    def in_child() -> None:
+        gc.freeze()
+        again()
+
+    os.register_at_fork(before=before, after_in_parent=again, after_in_child=in_child)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class Findings:
     default="",
     help="Leave these out: first words of actions, hooks or flags; or 'model x', 'optimizer x', 'way x'.",
 )
-@click.option("--device", default="cpu", show_default=True, help="On which models train.")
+@click.option("--device", default="cpu", show_default=True, help="On which models train; early or late: the CPU as a device.")
 @click.option("--group", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="Of the ranks.")
 @click.option("--known", is_flag=True, help="Leave out what is known to be open (kept.py), too.")
 @click.option("--shrink/--no-shrink", default=True, help="Make one program of each group as small as it gets.")
@@ -88,10 +89,14 @@ def main(
                 _show(console, pair, Program.from_json(text), shrink)
             return
         left_out = [words.strip() for words in without.split(",") if words.strip()] + [*WITHOUT] * known
-        if alone:
-            _try_alone(console, pair, findings, left_out, out)
-        else:
-            _run(console, pair, findings, examples, number, left_out, out)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was found is told
+        try:
+            if alone:
+                _try_alone(console, pair, findings, left_out, out)
+            else:
+                _run(console, pair, findings, examples, number, left_out, out)
+        except KeyboardInterrupt:
+            shrink = False
         _tell(console, pair, findings, shrink)
     if any(findings.counts[kind] for kind in ("differs", "raises", "hangs")):
         raise SystemExit(1)

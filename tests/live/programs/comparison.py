@@ -24,6 +24,7 @@ from tests.live.programs.hooks import register
 from tests.live.programs.models import MODELS, OPTIMIZERS, UNUSED
 from tests.live.programs.program import Program
 from tests.live.programs.run import Run, perform
+from tests.live.streams import streams_on_the_host
 
 GIVEN = Network.line(2, startup_ns=20_000, bytes_per_second=10**9)
 TIMEOUT_S = 4  # of a session: after that a hang has a name
@@ -54,21 +55,24 @@ WAYS = (
 
 
 def compare(rank: int, world: int, program: str, device: str = "cpu") -> dict[str, Any]:
-    """What came of a program that trains on `device`, which is the default one meanwhile.
+    """What came of a program that trains on `device`, which is the default one meanwhile. "early" and "late" are the CPU, which
+    a session takes for a device whose streams run as soon or as late as they may.
 
     One of: {"refused_by_ddp": text}; {"error": (kind, text, traceback), "typed": bool}; {"differs": names}.
 
     The last two have how many updates were `deferred`, too.
     """
-    if device != "cpu":
-        torch.set_default_device(device)
+    value = Program.from_json(program)
+    if device in ("cpu", "early", "late"):
+        return _compared(rank, world, value, "" if device == "cpu" else device)
+    torch.set_default_device(device)
     try:
-        return _compared(rank, world, Program.from_json(program))
+        return _compared(rank, world, value, "")
     finally:
         torch.set_default_device(None)
 
 
-def _compared(rank: int, world: int, value: Program) -> dict[str, Any]:
+def _compared(rank: int, world: int, value: Program, streams: str) -> dict[str, Any]:
     at = ["before its first action"]
     try:
         reference = under_ddp(value, rank, at)
@@ -76,12 +80,18 @@ def _compared(rank: int, world: int, value: Program) -> dict[str, Any]:
         return {"refused_by_ddp": f"{type(error).__name__}: {_first_line(error)} (in {at[0]})"}
     with counting_deferred_updates() as deferred:
         try:
-            result = under_gradlane(value, rank, world, at)
+            with streams_on_the_host(streams == "late") if streams else contextlib.nullcontext():
+                result = under_gradlane(value, rank, world, at)
         except Exception as error:
             typed = isinstance(error, gradlane.GradlaneError)
             told = (type(error).__name__, f"{_first_line(error)} (in {at[0]})", traceback.format_exc())
             return {"error": told, "typed": typed, "deferred": sum(deferred)}
-    return {"differs": differences(reference, result), "deferred": sum(deferred)}
+    differs = differences(reference, result)
+    if differs and torch.get_default_device().type != "cpu":  # where kernels may add in no order
+        unsteady = differences(reference, under_ddp(value, rank, at))
+        if unsteady:
+            return {"refused_by_ddp": "two runs under DDP differ"}
+    return {"differs": differs, "deferred": sum(deferred)}
 
 
 def _first_line(error: Exception) -> str:

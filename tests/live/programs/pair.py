@@ -69,7 +69,7 @@ class Pair:
     def run(self, program: Program) -> Outcome:
         if self._ranks is None:
             # a process that has opened a device cannot be forked
-            processes = PROCESSES if self._device == "cpu" else multiprocessing.get_context("spawn")
+            processes = PROCESSES if self._device != "cuda" else multiprocessing.get_context("spawn")
             self._ranks, self._programs = Ranks(2, self._group, processes, self._environments), 0
         answers = self._ranks.answers(
             "tests.live.programs.comparison:compare",

@@ -14,6 +14,7 @@ import torch
 
 from gradlane.live.backends.process_groups import is_gloo
 from gradlane.live.torch_versions import require_release
+from gradlane.transport.forks import collect_nothing_inherited
 
 
 class Event(Protocol):
@@ -90,6 +91,7 @@ class DeviceStreams:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        collect_nothing_inherited()  # plans that are over leave events in cycles of objects
 
     def open(self, urgent: bool = False) -> Stream:
         return _DeviceStream(self._device, torch.Stream(self._device, priority=-1 if urgent else 0))
