@@ -32,7 +32,7 @@ LOOPS = (
 CLIPPING = (
     "by torch", "in two calls", "of order infinity", "by hand", "in some steps", "on one rank", "some parameters", "twice",
     "and read", "by a factor that changes", "scaled alone", "by value", "limited in other forms", "limited by tensors",
-    "the norm of what was scaled", "norms that are kept", "in other forms", "by what torch refuses",
+    "without NaN", "the norm of what was scaled", "norms that are kept", "in other forms", "by what torch refuses",
 )  # fmt: skip
 FAMILIES = (
     "compiled", "faults", "graphs", "side streams", "equality", "amp", "optimizers", "verify", "synchronisations", "loops",

@@ -119,6 +119,33 @@ def _limited_by_what_torch_refuses(params: Params, step: int, rank: int) -> Any:
     return _refused(params, "clamp_", calls)
 
 
+def _without_nan(params: Params, step: int, rank: int) -> Any:
+    for number, gradient in enumerate(_gradients(params)):
+        if number % 3 == 0:
+            torch.nan_to_num(gradient, nan=0, posinf=1e5, neginf=-1e5, out=gradient)
+        elif number % 3 == 1:
+            gradient.nan_to_num_(0.5, 2.0)
+        else:
+            torch.nan_to_num_(gradient, neginf=None)
+    return torch.zeros(())
+
+
+def _without_nan_elsewhere(params: Params, step: int, rank: int) -> Any:
+    gradients = _gradients(params)
+    other = torch.empty_like(params[0])
+    torch.nan_to_num(gradients[0], out=other)
+    refused = []
+    for gradient in gradients:
+        for args, kwargs in (((0, 1, 2, 3), {}), ((0,), {"nan": 1}), ((), {"inf": 1}), ((1j,), {})):
+            try:
+                gradient.nan_to_num_(*args, **kwargs)
+            except (RuntimeError, TypeError) as error:
+                refused.append(type(error).__name__)
+    return torch.stack(
+        [other.sum(), torch.nan_to_num(gradients[1]).sum(), torch.tensor(float(len(refused)), device=other.device)]
+    )
+
+
 def _limited_by_tensors(params: Params, step: int, rank: int) -> Any:
     limit = torch.tensor(0.01, device=params[0].device)
     for gradient in _gradients(params):
@@ -181,6 +208,8 @@ WAYS: dict[str, tuple[Clip, int]] = {
     "limited in other forms": (_limited_in_other_forms, 2),
     "limited by what torch refuses": (_limited_by_what_torch_refuses, 2),
     "limited by tensors": (_limited_by_tensors, 2),
+    "without NaN": (_without_nan, 2),
+    "without NaN elsewhere": (_without_nan_elsewhere, 2),
     "the norm of what was scaled": (_norm_of_what_was_scaled, 2),
     "norms that are kept": (_norms_that_are_kept, 2),
     "in other forms": (_in_other_forms, 2),

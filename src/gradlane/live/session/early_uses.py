@@ -2,7 +2,7 @@
 
 There are two. Its norm may be known sooner than the sum (`Norms`). A change in place that takes numbers alone gives nothing
 back but the gradient itself, so that it may run when the sum is there: a multiplication, as by the factor of
-`clip_grad_norm_`, and a limit, as of `clip_grad_value_`.
+`clip_grad_norm_`, a limit, as of `clip_grad_value_`, and numbers in place of NaN and infinity.
 """
 
 from __future__ import annotations
@@ -77,6 +77,17 @@ def _limit(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: d
     return None if any(gradient.slot.is_complex() for gradient in gradients) else _change(func, gradients, args, kwargs)
 
 
+def _replace(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
+    given = dict(kwargs)
+    if func is torch.nan_to_num and given.pop("out", None) is not args[0]:
+        return None
+    values = (*args[1:], *given.values())
+    numbers = all(value is None or (isinstance(value, (int, float)) and abs(value) < _LARGE) for value in values)
+    if not numbers or len(args) > 4 or not given.keys() <= set(_REPLACED[len(args) - 1 :]):
+        return None
+    return _change(torch.nan_to_num_, gradients, args, given)
+
+
 def _change(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
     def change(gradient: torch.Tensor) -> None:
         func([gradient] if func in _OF_MANY else gradient, *args[1:], **kwargs)
@@ -118,8 +129,12 @@ _LIMITS: dict[Any, set[str]] = {
     torch._foreach_clamp_min_: set(),
     torch._foreach_clamp_max_: set(),
 }
+_REPLACED = ("nan", "posinf", "neginf")
 _SCALES = (torch.Tensor.mul_, torch.Tensor.div_, torch._foreach_mul_, torch._foreach_div_)
 _OF_MANY = {torch._foreach_norm, torch._foreach_mul_, torch._foreach_div_, torch._foreach_clamp_min_, torch._foreach_clamp_max_}
 _EARLY: dict[Any, Callable[..., Result | None]] = (
-    dict.fromkeys(_NORMS, _norms) | dict.fromkeys(_SCALES, _scale) | dict.fromkeys(_LIMITS, _limit)
+    dict.fromkeys(_NORMS, _norms)
+    | dict.fromkeys(_SCALES, _scale)
+    | dict.fromkeys(_LIMITS, _limit)
+    | dict.fromkeys((torch.nan_to_num, torch.nan_to_num_, torch.Tensor.nan_to_num_), _replace)
 )
