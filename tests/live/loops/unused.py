@@ -381,3 +381,31 @@ def a_gan_that_freezes_its_critic_in_turns(job: Job) -> None:
         job.see("loss of the generator", loss)
         loss.backward()
         generator.step()
+
+
+@loop(model=Gan, optimizer=_two_networks, ddp=UNUSED, defers=None)
+def a_gan_whose_optimizers_are_toggled(job: Job) -> None:
+    """As Lightning's `toggle_optimizer`: what the other optimizer updates requires no gradient meanwhile."""
+    generator, critic = job.optimizer
+    signs = torch.tensor([1.0] * 8 + [-1.0] * 8).unsqueeze(1)
+
+    def toggled(module: nn.Module, requires_grad: bool) -> None:
+        for param in module.parameters():
+            param.requires_grad = requires_grad
+
+    for _ in range(5):
+        noise, real = torch.randn(2, 8, 12, generator=job.generator)
+        toggled(job.model.critic, False)
+        loss = F.softplus(-job.call(noise)).mean()
+        job.see("loss of the generator", loss)
+        loss.backward()
+        generator.step()
+        generator.zero_grad()
+        toggled(job.model.critic, True)
+        toggled(job.model.generator, False)
+        loss = F.softplus(signs * job.call(noise, real)).mean()
+        job.see("loss of the critic", loss)
+        loss.backward()
+        critic.step()
+        critic.zero_grad()
+        toggled(job.model.generator, True)

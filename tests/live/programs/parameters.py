@@ -208,7 +208,7 @@ def write(run: Run, how: str, which: str = "all") -> None:
 @action
 def freeze(run: Run, which: str) -> None:
     for param in run.parameters(which):
-        param.requires_grad_(False)
+        param.requires_grad = False
 
 
 @action

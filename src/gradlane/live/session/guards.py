@@ -233,6 +233,7 @@ get_gradient: Callable[[torch.Tensor], torch.Tensor | None] = _gradient_attribut
 """`.grad` of a parameter, for a thread that is `as_ordinary`; several times as fast as by its guard."""
 set_gradient: Callable[[torch.Tensor, torch.Tensor | None], None] = _gradient_attribute.__set__
 _set_data: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_set_requires_grad: Any = torch.Tensor.requires_grad.__set__  # type: ignore[attr-defined]
 
 # these hand out a gradient's memory in a form that `_escapes` cannot see, or replace it
 _GIVES_MEMORY_AWAY = {
@@ -337,7 +338,7 @@ class _Pending:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in METADATA:
+        if func in METADATA or func == _set_requires_grad:  # a parameter that is frozen keeps the update that it is owed
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         for value in args:
