@@ -9,7 +9,7 @@ NATIVE = $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt
 VERSION ?= 2.4
 TORCH_TESTS ?= $(addprefix tests/live/test_,c10d.py equality.py attach.py faults.py gradient_groups.py ddp.py)
 
-.PHONY: run setup test test-all test-c10d test-device test-torch test-trainers test-plugins fast check docs sanitize bench wheel clean
+.PHONY: run setup test test-all test-c10d test-device test-torch test-trainers test-plugins fast check docs axe sanitize bench wheel clean
 
 run: $(STAMP)          ## train a real network over a shaped link under DDP, auto and five policies; prints a table
 	$(PY) -m gradlane compare --out out
@@ -55,8 +55,14 @@ check: $(STAMP)        ## style, types and layers
 	$(VENV)/bin/lint-imports
 
 docs: $(VENV)/.docs    ## the documentation as a site in build/site; refuses broken links and names without a docstring
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet --config-file website/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --config-file website/mkdocs.yml
 	@echo open build/site/index.html
+
+axe: docs              ## what axe finds on the site and on a report; needs npm, which brings a Chromium
+	mkdir -p build/axe
+	npm install --silent --no-audit --no-fund --prefix build/axe @sparticuz/chromium playwright-core axe-core
+	$(PY) -m gradlane simulate resnet50 --workers 2,4 --report build/axe/report.html > build/axe/simulated.txt
+	node website/axe.mjs build/axe build/axe/report.html $$(ls build/site/*.html | grep -v /404) build/site/policies/*.html build/site/reference/*.html
 
 # whole programs: ctest runs the unit tests and each fuzz target's corpus and two seconds of mutations
 sanitize:              ## the data plane's own tests under ASan and UBSan, then under TSan

@@ -113,7 +113,7 @@ def page() -> Iterator[Page]:
 
         process = subprocess.Popen(
             command, preexec_fn=as_3_and_4, close_fds=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},  # whose name Intl refuses
         )  # fmt: skip
         os.close(read_commands)
         os.close(write_answers)

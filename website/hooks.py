@@ -40,7 +40,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     made: dict[str, str] = {name: (ROOT / name).read_text() for name in DOCUMENTS}
-    made |= {str(path.relative_to(ROOT)): path.read_text() for path in ROOT.glob("*/notes/**/*.svg")}
+    others = (*ROOT.glob("*/notes/**/*.svg"), *ROOT.glob("examples/*.json"))
+    made |= {str(path.relative_to(ROOT)): path.read_text() for path in others}
     made |= {f"examples/{path.stem}.md": f"# {path.name}\n\n```python\n{path.read_text()}```\n" for path in EXAMPLES}
     made |= {f"policies/{name}.md": pages.policy(name) for name in pages.policy_names()}
     made |= {f"pictures/policy-{name}.svg": pictures.of_policy(name) for name in pages.policy_names()}
@@ -52,6 +53,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for place, content in made.items():
         files.append(File.generated(config, place, content=content))
     return files
+
+
+NAMELESS = {
+    '<div class="md-search" data-md-component="search" role="dialog"': 'aria-label="Search"',
+    '<input class="md-toggle" data-md-toggle="drawer"': 'aria-label="Navigation"',
+    '<input class="md-toggle" data-md-toggle="search"': 'aria-label="Search"',
+}
+
+
+def on_post_template(output: str, **_: Any) -> str:
+    return _named(output)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    return _named(output)
+
+
+def _named(output: str) -> str:
+    """Give names to the elements of Material that a screen reader needs them of."""
+    for element, name in NAMELESS.items():
+        output = output.replace(element, f"{element} {name}")
+    return output
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

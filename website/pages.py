@@ -81,7 +81,7 @@ Simulated, in four cases: the step, DDP's step over it, and how far it is above 
 gradlane launch --nproc 2 --policy {name} train.py
 ```
 
-## Reference
+## The class
 
 ::: {kind.__module__}.{kind.__qualname__}
     options:

@@ -12,8 +12,8 @@ import msgspec
 from gradlane.report.page.facts import COMPUTE_KINDS, Facts
 
 _SCRIPTS = (
-    "uplot/uPlot.iife.min.js", "dom.js", "speedups.js", "steps.js", "chart.js", "parts.js", "plan.js", "questions.js",
-    "timeline.js", "page.js",
+    "locale.js", "uplot/uPlot.iife.min.js", "dom.js", "speedups.js", "steps.js", "chart.js", "parts.js", "plan.js",
+    "questions.js", "timeline.js", "page.js",
 )  # fmt: skip
 _STYLES = ("uplot/uPlot.min.css", "page.css")
 
