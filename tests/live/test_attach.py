@@ -42,6 +42,13 @@ def a_world_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+class _Around(torch.optim.Optimizer):
+    """Around another optimizer, as Lookahead of several libraries."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
+
+
 def _trained(model: nn.Module, steps: int, **options: object) -> tuple[list[torch.Tensor], Plan | None]:
     torch.manual_seed(3)
     optimizer = momentum(model)
@@ -280,6 +287,7 @@ def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(a_world_of_o
         ({"optimizer": "sgd"}, "optimizer: got a str"),
         ({"optimizer": [1]}, "optimizer: got a int"),
         ({"optimizer": object()}, r"optimizer: got a object, expected a torch\.optim\.Optimizer"),
+        ({"optimizer": _Around(momentum(nn.Linear(2, 2)))}, "optimizer: got a _Around, which never called Optimizer.__init__"),
         ({"optimizer": momentum(nn.Linear(2, 2))}, r"optimizer: none of the 2 parameters of this SGD is the model's"),
         ({"network": "net.json"}, r"network: got 'net\.json', expected a gradlane\.Network \(gradlane\.core\.files\.read"),
         ({"profile": "profile.json"}, r"profile: got 'profile\.json', expected a gradlane\.Profile"),

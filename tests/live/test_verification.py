@@ -38,13 +38,15 @@ def test_verified_steps_defer_as_many_updates_as_others(two_ranks):
     assert f" {deferred:,} of " in line
 
 
-def test_an_optimizer_that_needs_all_gradients_at_once_is_found(two_ranks):
+@pytest.mark.parametrize("verify", [True, False], ids=["in verified steps", "in those that cross the barrier first"])
+def test_an_optimizer_that_needs_all_gradients_at_once_is_found(verify):
     ranks = Ranks(2)  # of its own: the job fails
     try:
-        errors = ranks.run("tests.live.verified:an_optimizer_needs_all_gradients")
+        errors = ranks.run("tests.live.verified:an_optimizer_needs_all_gradients", verify=verify)
     finally:
         ranks.close()
     assert any("its value after the update differs" in error for error in errors)
+    assert any("leave it out for _ByTheGlobalNorm" in error for error in errors)
 
 
 def test_a_forward_pass_that_is_not_seen_is_reported_and_refused_where_steps_are_verified(two_ranks):

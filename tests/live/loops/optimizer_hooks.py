@@ -214,7 +214,7 @@ class Counting(torch.optim.Optimizer):
                     param.add_(mean / (1 - 0.9**self.steps), alpha=-group["lr"])
 
 
-@loop(optimizer=lambda model: Counting(model.parameters()), attach={"cross_barrier": True})
+@loop(optimizer=lambda model: Counting(model.parameters()), attach={"cross_barrier": True}, says="verified 3 of 7 steps")
 def an_optimizer_that_counts_its_steps(job: Job) -> None:
     _train(job)
     job.see("steps", job.optimizer.steps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import deque
 from typing import Any
 
 import torch
@@ -154,10 +156,46 @@ class OwnSgd(torch.optim.SGD):
     """Known by its user to update each parameter from its own gradient alone."""
 
 
-@loop(optimizer=lambda model: OwnSgd(model.parameters(), lr=0.1, momentum=0.9), attach={"cross_barrier": True})
+@loop(
+    optimizer=lambda model: OwnSgd(model.parameters(), lr=0.1, momentum=0.9),
+    attach={"cross_barrier": True},
+    says="verified 3 of 7 steps",
+)
 def an_optimizer_that_its_user_vouches_for(job: Job) -> None:
     for _ in range(STEPS):
         job.step()
+
+
+class _WithBases(ABC, torch.optim.Optimizer):
+    """Libraries of optimizers derive theirs from such a class, whose objects Python lays out otherwise than torch's."""
+
+    @abstractmethod
+    def step(self, closure: Any = None) -> Any: ...
+
+
+class SignSgd(_WithBases):
+    """Keeps numbers and a queue in its state, and has an option `foreach` with a meaning of its own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01, "foreach": None})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    state = self.state[param]
+                    state["steps"] = state.get("steps", 0) + 1
+                    state.setdefault("last", deque(maxlen=3)).append(param.grad.clone())
+                    mean = torch.stack(list(state["last"])).mean(0)
+                    param.add_(mean.sign(), alpha=-group["lr"] * (1 if group["foreach"] is None else 2))
+
+
+@loop(optimizer=lambda model: SignSgd(model.parameters()), attach={"cross_barrier": True}, says="verified 3 of 7 steps")
+def an_optimizer_with_several_bases(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+    job.see("steps", torch.tensor([state["steps"] for state in job.optimizer.state.values()]))
 
 
 @loop(attach={"cross_barrier": False}, defers=False)

@@ -17,6 +17,8 @@ import torch
 
 from gradlane.live.session.tracked import Tracked
 
+_IMMUTABLE = frozenset((int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
+
 
 def _holders(tensor: Any) -> int:
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
@@ -25,6 +27,8 @@ def _holders(tensor: Any) -> int:
 def _most_references(values: dict[Any, Any]) -> int:
     most = 0
     for value in values.values():
+        if type(value) in _IMMUTABLE:  # a count of steps, say; Python has one object for all who hold a small number
+            continue
         references = sys.getrefcount(value)
         if references > most:
             most = references

@@ -13,7 +13,7 @@ import copy
 import functools
 import operator
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -126,11 +126,12 @@ class DeferredStep:
         self.owes = 0  # updates that have not run yet
         self._entries = len(attributes_of(optimizer)["state"])
         self._class = own_class(optimizer)
-        attributes = attributes_of(optimizer)
-        if self._class not in PER_PARAMETER:  # it may count its steps, or keep other things that a step changes
+        attributes, groups = attributes_of(optimizer), [_snapshot(group) for group in optimizer.param_groups]
+        if self._class in PER_PARAMETER:
+            groups = [group | _found_out_already(group) for group in groups]
+        else:  # it may count its steps, or keep other things that a step changes
             attributes = _snapshot(attributes)
-        self._attributes = attributes
-        self._groups = [_snapshot(group) | _found_out_already(group) for group in optimizer.param_groups]
+        self._attributes, self._groups = attributes, groups
         self._group_of = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
 
     def update(self, params: Iterable[torch.nn.Parameter]) -> None:
@@ -166,12 +167,17 @@ class DeferredStep:
             for param in sorted(made, key=lambda param: places.get(id(param), len(places))):
                 state[param] = state.pop(param)
 
-    def update_copies(self, copies: Iterable[tuple[torch.nn.Parameter, torch.nn.Parameter, dict[str, torch.Tensor]]]) -> None:
+    def update_copies(
+        self, copies: Iterable[tuple[torch.nn.Parameter, torch.nn.Parameter, dict[str, torch.Tensor]]]
+    ) -> str | None:
         """Update copies of parameters as `update` would update the parameters.
 
         Args:
             copies: for each parameter: the parameter, its copy, and the optimizer state to use. The
                 copy and that state are changed in place.
+
+        Returns:
+            What this has left otherwise in the optimizer, beside its state, than `step()` did, by name; None if nothing.
         """
         members: dict[int, list[torch.nn.Parameter]] = {}
         states: defaultdict[torch.nn.Parameter, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -181,6 +187,21 @@ class DeferredStep:
         part = self._part()
         part.__dict__["state"] = states
         self._step(part, members)
+        return self._left_otherwise(part, sorted(members))
+
+    def _left_otherwise(self, part: Any, groups: Sequence[int]) -> str | None:
+        """What a step of `part` has changed, and the optimizer has otherwise, now that its own step is over."""
+        for index, group in zip(groups, part.param_groups, strict=True):
+            mine = self.optimizer.param_groups[index]
+            for key in group.keys() - {"params"}:
+                if _differ(group[key], self._groups[index].get(key)) and _differ(group[key], mine.get(key)):
+                    return f"param_groups[{index}][{key!r}]"
+        mine = attributes_of(self.optimizer)
+        for key in part.__dict__.keys() - {"param_groups", "state", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}:
+            found = part.__dict__[key]
+            if _differ(found, self._attributes.get(key)) and _differ(found, mine.get(key)):
+                return str(key)
+        return None
 
     def _step(self, part: Any, members: dict[int, list[torch.nn.Parameter]]) -> None:
         part.param_groups = [{**self._groups[index], "params": params} for index, params in sorted(members.items())]
@@ -210,6 +231,13 @@ class DeferredStep:
                 torch._C._set_grad_enabled(before)
 
         return in_grad_mode
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two numbers or tensors are not the same; of anything else nothing is known."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return not torch.equal(one, other)
+    return isinstance(one, (int, float)) and (type(one) is not type(other) or one != other)
 
 
 def _found_out_already(group: dict[str, Any]) -> dict[str, Any]:

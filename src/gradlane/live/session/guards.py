@@ -400,6 +400,7 @@ def _pending_class(own: type) -> type:
 # the dictionary has each owner of deferred updates, by its id(), and what runs them
 _owing: dict[int, tuple[torch.optim.Optimizer, dict[int, tuple[object, Callable[[], None]]]]] = {}
 _optimizer_classes: dict[type, type] = {}  # an optimizer's own class -> its pending subclass
+_own_classes: dict[type, type] = {}  # the reverse
 
 
 def watch_state(optimizer: torch.optim.Optimizer, owner: object, settle: Callable[[], None]) -> None:
@@ -412,13 +413,15 @@ def watch_state(optimizer: torch.optim.Optimizer, owner: object, settle: Callabl
     """
     own = type(optimizer)
     _owing.setdefault(id(optimizer), (optimizer, {}))[1][id(owner)] = (owner, settle)
-    if not issubclass(own, _PendingOptimizer):
+    if own not in _own_classes:
         pending = _optimizer_classes.get(own)
         if pending is None:
-            # it has the same name, which torch's profiler and LR schedulers' messages show
+            # it has the same name, which torch's profiler and LR schedulers' messages show; and no base beside its own class,
+            # since Python refuses `__class__` another layout, which it may have where that class has several bases
             metaclass: Any = type(own)
-            pending = metaclass(own.__name__, (_PendingOptimizer, own), {"__module__": own.__module__})
-            _optimizer_classes[own] = pending
+            guards = {"__getattribute__": _get_attribute, "__setattr__": _set_attribute}
+            pending = metaclass(own.__name__, (own,), {"__module__": own.__module__, **guards})
+            _optimizer_classes[own], _own_classes[pending] = pending, own
         optimizer.__class__ = pending
 
 
@@ -438,8 +441,7 @@ def unwatch_state_for_all(optimizer: torch.optim.Optimizer) -> None:
 def own_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
     """The class that the script made `optimizer` of, also while its state is watched."""
     found = type(optimizer)
-    # the order is [pending class, _PendingOptimizer, own class, ...]
-    return found.__mro__[2] if issubclass(found, _PendingOptimizer) else found
+    return _own_classes.get(found, found)
 
 
 # these show, replace or copy the state; everything else of an optimizer (groups, learning rates,
@@ -453,20 +455,17 @@ def attributes_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return found
 
 
-class _PendingOptimizer:
-    """Mixed into the class of an optimizer with deferred updates."""
+def _get_attribute(optimizer: Any, name: str) -> Any:
+    if name in GETS_AT_STATE and id(optimizer) in _owing:
+        _settle(optimizer)
+        return getattr(optimizer, name)  # by now the optimizer has its own class again
+    return own_class(optimizer).__getattribute__(optimizer, name)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in GETS_AT_STATE and id(self) in _owing:
-            _settle(self)
-            return getattr(self, name)  # by now the optimizer has its own class again
-        # not super(): another thread, or a signal handler, may have given the optimizer its own class back by now
-        return object.__getattribute__(self, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in GETS_AT_STATE:
-            _settle(self)
-        object.__setattr__(self, name, value)  # torch's optimizers define no __setattr__
+def _set_attribute(optimizer: Any, name: str, value: Any) -> None:
+    if name in GETS_AT_STATE:
+        _settle(optimizer)
+    own_class(optimizer).__setattr__(optimizer, name, value)
 
 
 def _settle(optimizer: Any) -> None:

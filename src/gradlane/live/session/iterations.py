@@ -249,7 +249,7 @@ class Iterations:
         parts.meter.begin()
         self._driver.begin()
         self._measuring.backward_begins()
-        self._verifier.begin(self._driver.iteration)
+        self._verifier.begin(self._driver.iteration, parts.crosses)
 
     def _change_plan(self) -> None:
         """Put the plan in force that is due, if another one is."""

@@ -213,6 +213,7 @@ class Session:
             )
         if self._parts.verifier.compares:
             raise UnsupportedError("join(): verify compares steps of all ranks, and some have fewer; leave verify out")
+        self._parts.verifier.excuse()
         self._parts.uneven = UnevenInputs(
             self.rank, self.world, self._parts.backend, self._failures.collective, divide_by_initial_world_size,
             throw_on_early_termination,

@@ -18,6 +18,7 @@ compared on the training thread.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -35,6 +36,9 @@ from gradlane.live.session.script_lines import source_line
 from gradlane.live.torch_versions import broadcast_from
 
 _ROUNDING = 1e-5  # error that is allowed beyond two ranks, as part of a sum's largest element
+
+
+_VOUCHED_ITERATIONS = 3
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,16 @@ class Unverified:
             VerificationError: a sum, a parameter, its optimizer state or a buffer is not as under DDP.
         """
 
-    def begin(self, iteration: int) -> None:
-        """A backward pass begins; the iteration before has been compared."""
+    def begin(self, iteration: int, crosses: bool) -> None:
+        """A backward pass begins; the iteration before has been compared.
+
+        Args:
+            iteration: its number.
+            crosses: the plan in force lets updates be deferred.
+        """
+
+    def excuse(self) -> None:
+        """From now on some ranks may have fewer steps: do not check any more what is vouched for."""
 
     def summary(self, steps: int) -> str | None:
         """What was compared, as a line for the log; None for nothing.
@@ -179,16 +191,18 @@ class Verifier(Unverified):
     Everything is kept by parameter rather than by tensor of a plan, since the plan may change.
 
     Args:
-        options: which iterations are verified.
+        options: which iterations are verified; None for none but those that `vouched` asks for.
         job: the model and optimizers on this rank.
         new_groups: makes process groups over the job's ranks.
+        vouched: classes of optimizers that the script vouches for (`cross_barrier=True`). That they update each parameter
+            from its own gradient alone is checked in the first iterations that cross the barrier.
     """
 
-    compares = True
-
-    def __init__(self, options: VerifyOptions, job: Job, new_groups: NewGroups) -> None:
+    def __init__(self, options: VerifyOptions | None, job: Job, new_groups: NewGroups, vouched: Sequence[str] = ()) -> None:
         super().__init__()
-        self._options = options
+        self.compares = options is not None
+        self._options = options or VerifyOptions(first=0, every=0)
+        self._vouched, self._to_check = vouched, _VOUCHED_ITERATIONS if vouched else 0
         self._params = [param for _, param in job.params]
         self._job = job
         self._names = {id(param): name for name, param in job.params}
@@ -235,10 +249,15 @@ class Verifier(Unverified):
                 "model(inputs)"
             )
 
-    def begin(self, iteration: int) -> None:
-        self._iteration, self.verifies = iteration, self._options.includes(iteration)
+    def begin(self, iteration: int, crosses: bool) -> None:
+        is_checked = crosses and self._to_check > 0
+        self._to_check -= is_checked
+        self._iteration, self.verifies = iteration, is_checked or self._options.includes(iteration)
         for values in (self._parts, self._totals, self._touched, self._last_updates, self._steps, self._norms):
             values.clear()
+
+    def excuse(self) -> None:
+        self._to_check = 0
 
     def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
         if self.verifies:
@@ -339,7 +358,12 @@ class Verifier(Unverified):
         for update in updates:
             update.copy.grad = self._changed(update) if update.gradient is None else update.gradient
         if updates:
-            step.update_copies([(update.param, update.copy, update.state) for update in updates])
+            left = step.update_copies([(update.param, update.copy, update.state) for update in updates])
+            if left is not None:
+                self._raise(
+                    f"verification: rank {self._global_rank}, iteration {self._iteration}: step() of "
+                    f"{type(step.optimizer).__name__} left another {left} than with all gradients at once{self._advice}"
+                )
         for update in updates:
             if id(update.param) not in self._names:
                 continue  # no session's
@@ -392,7 +416,16 @@ class Verifier(Unverified):
         self._raise(
             f"verification: rank {self._global_rank}, iteration {self._iteration}: {name}: {what} {by}"
             + (f"; last used by {touched}" if touched else "")
-            + "; train with DDP, or pass cross_barrier=False to gradlane.attach, and report this with the training loop"
+            + self._advice
+        )
+
+    @property
+    def _advice(self) -> str:
+        if not self._vouched:
+            return "; train with DDP, or pass cross_barrier=False to gradlane.attach, and report this with the training loop"
+        return (
+            "; cross_barrier=True is for optimizers that update each parameter from its own gradient alone: leave it out for "
+            f"{', '.join(self._vouched)}"
         )
 
     def _raise(self, text: str) -> NoReturn:
@@ -409,7 +442,10 @@ class Verifier(Unverified):
 
 
 def _copies(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.detach().clone() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+    """What an update may change; a queue of gradients, say, too."""
+    return {
+        key: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value) for key, value in state.items()
+    }
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -50,11 +50,11 @@ from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
-from gradlane.live.session.verification import Unverified, Verifier, VerifyOptions
+from gradlane.live.session.verification import Unverified, Verifier
 from gradlane.live.startup import handshake
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
-from gradlane.live.startup.options import AttachOptions, FolderOptions, launched, note_attached
+from gradlane.live.startup.options import AttachOptions, FolderOptions, SteppingOptions, launched, note_attached
 from gradlane.live.startup.validation import Optimizers, job_of, trains_alone
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan
@@ -126,7 +126,8 @@ def attach(
             gradients become ready, for jobs in which that order varies (ByteScheduler, section 5).
         cross_barrier: whether the next forward pass may begin before all updates are done. None
             lets the plan decide if the optimizer permits it; False never; True also for an
-            optimizer that gradlane does not know.
+            optimizer that gradlane does not know. That each update of such a one depends on the parameter's own
+            gradient alone is verified in the first three iterations that cross the barrier.
         broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does. They
             are sent during the backward pass before it, or at the start of the forward pass if rank
             0's script has changed them since. "forward" always sends them there: for scripts that
@@ -442,7 +443,7 @@ def _build(
         buffers=await_others(
             lambda: _buffer_sync(job, new_groups, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
         ),
-        verifier=await_others(lambda: _verifier(job, new_groups, stepping.verify), "the connections of verification"),
+        verifier=await_others(lambda: _verifier(job, new_groups, stepping), "the connections of verification"),
         checks_finite=stepping.check_finite,
         keeps_log=stepping.keep_log,
     )
@@ -464,8 +465,11 @@ def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str,
     return BufferSync(*places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 
-def _verifier(job: Job, new_groups: NewGroups, options: VerifyOptions | None) -> Unverified:
-    return Unverified() if options is None else Verifier(options, job, new_groups)
+def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions) -> Unverified:
+    unknown = [type(each).__name__ for each in job.optimizers if stepping.cross_barrier and why_it_needs_the_barrier(each)]
+    if stepping.verify is None and not unknown:
+        return Unverified()
+    return Verifier(stepping.verify, job, new_groups, unknown)
 
 
 def _unmeasured_profile(job: Job) -> Profile:
