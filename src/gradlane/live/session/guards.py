@@ -416,13 +416,18 @@ def watch_state(optimizer: torch.optim.Optimizer, owner: object, settle: Callabl
     if own not in _own_classes:
         pending = _optimizer_classes.get(own)
         if pending is None:
-            # it has the same name, which torch's profiler and LR schedulers' messages show; and no base beside its own class,
-            # since Python refuses `__class__` another layout, which it may have where that class has several bases
-            metaclass: Any = type(own)
-            guards = {"__getattribute__": _get_attribute, "__setattr__": _set_attribute}
-            pending = metaclass(own.__name__, (own,), {"__module__": own.__module__, **guards})
+            pending = derived(own, __getattribute__=_get_attribute, __setattr__=_set_attribute)
             _optimizer_classes[own], _own_classes[pending] = pending, own
         optimizer.__class__ = pending
+
+
+def derived(own: Any, **methods: Any) -> Any:
+    """A subclass of an optimizer's class, for its `__class__`.
+
+    It has the same name, which torch's profiler and LR schedulers' messages show. It has no other base: Python refuses
+    `__class__` another layout, which it may have where `own` has several bases.
+    """
+    return type(own)(own.__name__, (own,), {"__module__": own.__module__, **methods})
 
 
 def unwatch_state(optimizer: torch.optim.Optimizer, owner: object) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gradlane.errors import JobError
-from gradlane.live.session.guards import GETS_AT_STATE, METADATA
+from gradlane.live.session.guards import GETS_AT_STATE, METADATA, derived
 from gradlane.live.session.hooks import tensors_in
 
 ADVICE = "Other parameters may have theirs, so load a checkpoint before anything reads them"
@@ -29,15 +29,15 @@ def refuse_reads(param: torch.nn.Parameter, reason: str) -> None:
     """Have every operation that reads `param` raise a `JobError` with `reason`, until it is overwritten."""
     own = type(param)
     if not issubclass(own, _Outdated):
-        param.__class__ = _subclass(_Outdated, own, f"Outdated{own.__name__}")
+        param.__class__ = _outdated_parameter_class(own)
         setattr(param, _REASON, reason)
 
 
 def refuse_state(optimizer: torch.optim.Optimizer, reason: str) -> None:
     """Have whatever reads the state of `optimizer` raise a `JobError` with `reason`, until another is loaded."""
     own: Any = type(optimizer)
-    if not issubclass(own, _OutdatedOptimizer):
-        optimizer.__class__ = _subclass(_OutdatedOptimizer, own, own.__name__)
+    if own not in _own_classes:
+        optimizer.__class__ = _outdated_class(own)
         object.__setattr__(optimizer, _REASON, reason)
 
 
@@ -54,12 +54,13 @@ def _refuse(what: Any) -> None:
 def _allow(what: Any) -> None:
     """Give `what` its own class back."""
     object.__delattr__(what, _REASON)
-    what.__class__ = type(what).__mro__[2]  # [outdated class, mixin, own class, ...]
+    found = type(what)
+    what.__class__ = _own_classes[found] if found in _own_classes else found.__mro__[2]  # [outdated, _Outdated, own, ...]
 
 
 @functools.cache
-def _subclass(mixin: type, own: Any, name: str) -> Any:
-    return type(own)(name, (mixin, own), {"__module__": own.__module__})
+def _outdated_parameter_class(own: Any) -> Any:
+    return type(own)(f"Outdated{own.__name__}", (_Outdated, own), {"__module__": own.__module__})
 
 
 class _Outdated:
@@ -85,18 +86,29 @@ class _Outdated:
         _refuse(self)
 
 
-class _OutdatedOptimizer:
-    """Mixed into the class of an optimizer."""
+# -- optimizers ------------------------------------------------------------------------------------
 
-    def __getattribute__(self, name: str) -> Any:
-        if name not in GETS_AT_STATE:
-            return super().__getattribute__(name)
-        if name != "__setstate__":
-            _refuse(self)
-        _allow(self)
-        return getattr(self, name)  # by now the optimizer has its own class again
+_own_classes: dict[type, Any] = {}  # by the class whose state is refused
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "state":
-            _allow(self)
-        object.__setattr__(self, name, value)  # torch's optimizers define no __setattr__
+
+@functools.cache
+def _outdated_class(own: Any) -> Any:
+    outdated = derived(own, __getattribute__=_get_attribute, __setattr__=_set_attribute)
+    _own_classes[outdated] = own
+    return outdated
+
+
+def _get_attribute(optimizer: Any, name: str) -> Any:
+    if name not in GETS_AT_STATE:
+        return _own_classes[type(optimizer)].__getattribute__(optimizer, name)
+    if name != "__setstate__":
+        _refuse(optimizer)
+    _allow(optimizer)
+    return getattr(optimizer, name)  # by now the optimizer has its own class again
+
+
+def _set_attribute(optimizer: Any, name: str, value: Any) -> None:
+    own = _own_classes[type(optimizer)]
+    if name == "state":
+        _allow(optimizer)
+    own.__setattr__(optimizer, name, value)

@@ -46,7 +46,7 @@ def as_list(optimizer: Optimizers) -> list[torch.optim.Optimizer]:
                 f"optimizer: got a {type(one).__name__}, expected a torch.optim.Optimizer or several of them "
                 "(unwrap Accelerate's and Lightning's: their .optimizer)"
             )
-        if not hasattr(one, "_optimizer_step_post_hooks"):
+        if not hasattr(one, "_optimizer_step_post_hooks") or not hasattr(one, "_optimizer_state_dict_pre_hooks"):
             raise InputError(
                 f"optimizer: got a {type(one).__name__}, which never called Optimizer.__init__, so that torch has no hooks for "
                 "it; pass the optimizer that it wraps, most often its .optimizer"
