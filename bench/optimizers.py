@@ -1,16 +1,17 @@
 """Optimizers of public libraries beside DDP: `python -m bench.optimizers [NAME...]`.
 
-Each optimizer of torch, and of pytorch-optimizer, schedulefree, lion-pytorch and prodigyopt where they are installed, trains a
-small network on two ranks: under DDP, attached as it is, and with `cross_barrier=True`, by which a script vouches for it. Sums
-come late, so that what can be deferred is. A row says whether parameters and state are DDP's bit for bit, and how many updates
-were deferred, or what the session refused. Exits with 1 if bits differ.
+The optimizers are those of torch, and of pytorch-optimizer, schedulefree, lion-pytorch and prodigyopt where they are installed.
+Each trains a small network on two ranks three times: under DDP, attached as it is, and attached with `cross_barrier=True`. With
+the last a script vouches for its optimizer. Sums come late, so that the session defers all updates that it may defer. A row
+says whether parameters and state equal DDP's bit for bit, and how many updates were deferred, or what the session refused.
+Exits with 1 if bits differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import importlib.util
 import inspect
 import sys
 import warnings
@@ -40,7 +41,6 @@ def found() -> Iterator[tuple[str, type[torch.optim.Optimizer]]]:
         try:
             module = importlib.import_module(library)
         except ImportError:
-            print(f"{library} is not installed", file=sys.stderr)
             continue
         for name, value in sorted(vars(module).items()):
             if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and not inspect.isabstract(value):
@@ -51,6 +51,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.optimizers", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="optimizers whose names contain one of these; default: all")
     given = parser.parse_args()
+    for library in LIBRARIES:
+        if importlib.util.find_spec(library) is None:
+            print(f"{library} is not installed", file=sys.stderr)
     counts = {arm: Counter[str]() for arm in ARMS}
     ranks = Ranks(2)
     for name in [name for name, _ in found() if not given.names or any(each in name for each in given.names)]:

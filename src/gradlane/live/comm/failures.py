@@ -301,9 +301,9 @@ class Failures:
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """What torch.distributed refuses inside, since another rank is gone, raises why the job has failed.
+        """Raise the job's failure in place of an error with which torch.distributed refuses to begin a collective.
 
-        Gloo tells of that when a collective ends; NCCL refuses to begin one once a communicator is lost.
+        Once a rank is gone, NCCL refuses at the beginning. Gloo reports the failure when the collective ends.
 
         Args:
             what: names in error messages what is begun.
@@ -317,7 +317,7 @@ class Failures:
             self._explain(error, what)
 
     def _explain(self, error: BaseException, what: str) -> NoReturn:
-        """Raise the failure of the job, of which `error` is a sign: the control channel says which rank is to blame."""
+        """Raise the failure of the job. `error` is its first sign, and the control channel says which rank is to blame."""
         self.suspect(error)
         self.wait_until(lambda: False, what)
         raise error

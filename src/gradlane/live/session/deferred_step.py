@@ -177,7 +177,8 @@ class DeferredStep:
                 copy and that state are changed in place.
 
         Returns:
-            What this has left otherwise in the optimizer, beside its state, than `step()` did, by name; None if nothing.
+            The name of an attribute, or of a group's value, that the optimizer's own `step()` left different; None if
+            there is none.
         """
         members: dict[int, list[torch.nn.Parameter]] = {}
         states: defaultdict[torch.nn.Parameter, dict[str, torch.Tensor]] = defaultdict(dict)
@@ -190,7 +191,7 @@ class DeferredStep:
         return self._left_otherwise(part, sorted(members))
 
     def _left_otherwise(self, part: Any, groups: Sequence[int]) -> str | None:
-        """What a step of `part` has changed, and the optimizer has otherwise, now that its own step is over."""
+        """See `update_copies`. Looks at what a step of `part` has changed; the optimizer's own step is over."""
         for index, group in zip(groups, part.param_groups, strict=True):
             mine = self.optimizer.param_groups[index]
             for key in group.keys() - {"params"}:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -72,7 +72,7 @@ def _limit(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: d
     fits = len(given) <= max(1, len(names)) and kwargs.keys() <= names and not (args[1:] and kwargs)
     numbers = [value for value in given if value is not None]
     # torch refuses tensors beside numbers, and complex gradients
-    if not (fits and numbers) or not all(isinstance(value, (int, float)) and abs(value) < _LARGE for value in numbers):
+    if not (fits and numbers) or not all(map(_is_number, numbers)):
         return None
     return None if any(gradient.slot.is_complex() for gradient in gradients) else _change(func, gradients, args, kwargs)
 
@@ -82,8 +82,11 @@ def _replace(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs:
     if func is torch.nan_to_num and given.pop("out", None) is not args[0]:
         return None
     values = (*args[1:], *given.values())
-    numbers = all(value is None or (isinstance(value, (int, float)) and abs(value) < _LARGE) for value in values)
-    if not numbers or len(args) > 4 or not given.keys() <= set(_REPLACED[len(args) - 1 :]):
+    if (
+        not all(value is None or _is_number(value) for value in values)
+        or len(args) > 4
+        or not given.keys() <= set(_REPLACED[len(args) - 1 :])
+    ):
         return None
     return _change(torch.nan_to_num_, gradients, args, given)
 
@@ -104,14 +107,16 @@ def _as_it_is(factor: Any) -> float | torch.Tensor | None:
     Returns:
         None for what is no single number, and for a number that torch may refuse: the script's own call has to fail then.
     """
-    if isinstance(factor, (int, float)):
-        return factor if abs(factor) < _LARGE else None
+    if _is_number(factor):
+        return cast(float, factor)
     if type(factor) is torch.Tensor and factor.dim() == 0 and not factor.requires_grad and not factor.is_complex():
         return factor.clone()
     return None
 
 
-_LARGE = 2**63  # from here on an integer may be more than torch takes
+def _is_number(value: Any) -> bool:
+    """Whether torch takes `value` as a number, whatever the call; it may refuse a larger integer."""
+    return isinstance(value, (int, float)) and abs(value) < 2**63
 
 
 # by function, the names of its arguments behind the gradients

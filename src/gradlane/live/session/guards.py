@@ -399,8 +399,7 @@ def _pending_class(own: type) -> type:
 # by id(); the entry refers to the optimizer, so that no other object gets its id. Several sessions may share an optimizer:
 # the dictionary has each owner of deferred updates, by its id(), and what runs them
 _owing: dict[int, tuple[torch.optim.Optimizer, dict[int, tuple[object, Callable[[], None]]]]] = {}
-_optimizer_classes: dict[type, type] = {}  # an optimizer's own class -> its pending subclass
-_own_classes: dict[type, type] = {}  # the reverse
+_own_classes: dict[type, type] = {}  # an optimizer's pending class -> its own
 
 
 def watch_state(optimizer: torch.optim.Optimizer, owner: object, settle: Callable[[], None]) -> None:
@@ -411,14 +410,17 @@ def watch_state(optimizer: torch.optim.Optimizer, owner: object, settle: Callabl
         owner: has deferred updates of `optimizer`, beside others that may have some too.
         settle: runs the owner's deferred updates. Several threads may call it at once.
     """
-    own = type(optimizer)
+    own: Any = type(optimizer)
     _owing.setdefault(id(optimizer), (optimizer, {}))[1][id(owner)] = (owner, settle)
     if own not in _own_classes:
-        pending = _optimizer_classes.get(own)
-        if pending is None:
-            pending = derived(own, __getattribute__=_get_attribute, __setattr__=_set_attribute)
-            _optimizer_classes[own], _own_classes[pending] = pending, own
-        optimizer.__class__ = pending
+        optimizer.__class__ = _pending_optimizer_class(own)
+
+
+@functools.cache
+def _pending_optimizer_class(own: Any) -> Any:
+    pending = derived(own, __getattribute__=_get_attribute, __setattr__=_set_attribute)
+    _own_classes[pending] = own
+    return pending
 
 
 def derived(own: Any, **methods: Any) -> Any:

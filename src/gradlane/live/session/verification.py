@@ -442,7 +442,7 @@ class Verifier(Unverified):
 
 
 def _copies(state: dict[str, Any]) -> dict[str, Any]:
-    """What an update may change; a queue of gradients, say, too."""
+    """Copies of all that an update may change, a queue of gradients as well."""
     return {
         key: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value) for key, value in state.items()
     }
