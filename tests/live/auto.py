@@ -194,8 +194,7 @@ def through_a_change(rank: int, world: int, policy: str, delays_s: tuple[float, 
             while not seen:
                 here = len(losses)
                 # Where auto looks for something else just then, such as gradients that a busy machine makes late, it
-                # compares plans on the network that is slow already, and what it keeps is right for that. Prophet's monitor
-                # misses the first change now and then.
+                # compares plans on the network that is slow already, and what it keeps is right for that.
                 if here > slower_at + 80:
                     late.delay_s, slower_at = late.delay_s * 4, here
                     assert late.delay_s < 1

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+from gradlane.core.timeline import Kind
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.transport import NodeEngine
@@ -92,6 +93,18 @@ class LateEngine(NodeEngine):
 
     def late(self, tensors: Sequence[int]) -> list[int]:
         return [tensor for tensor in tensors if not self.has_arrived(tensor)]
+
+    def spans(self, *, last: bool) -> list[tuple[Kind, int, int, int, int]]:
+        """Those of the node; the messages of the iteration under way take until they are said to have arrived."""
+        return [self._until_shown(*span) for span in super().spans(last=last)]
+
+    def _until_shown(
+        self, kind: Kind, iteration: int, subject: int, start_ns: int, end_ns: int
+    ) -> tuple[Kind, int, int, int, int]:
+        if kind == "receive" and iteration == self._iteration:
+            shown = [self._shown_from.get(part.tensor, 0.0) for part in self.plan.messages[subject].slices]
+            end_ns = max(end_ns, round(1e9 * max(shown)))
+        return kind, iteration, subject, start_ns, end_ns
 
     @property
     def all_arrived(self) -> bool:
