@@ -104,4 +104,4 @@ def test_an_exception_in_backward_that_the_script_catches_is_an_error_on_all_ran
 
 def test_the_page_lists_every_loop():
     assert {case.family for case in LOOPS.values()} == families()
-    assert (ROOT / "docs" / "training-loops.md").read_text() == page()
+    assert (ROOT / "bench" / "notes" / "training-loops.md").read_text() == page()

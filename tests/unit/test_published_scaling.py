@@ -1,4 +1,4 @@
-"""How far from linear published jobs were, and what the planner says of them: docs/planning.md has the table."""
+"""How far from linear published jobs were, and what the planner says of them: experiments/notes/planner.md has the table."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def found() -> list[tuple[float, float]]:
     return [(percent_of_linear(run), percent_of_linear(run, "--jitter", "5%")) for run in RUNS]
 
 
-def test_the_table_of_the_documentation_has_what_the_planner_says(found):
-    page = (ROOT / "docs" / "planning.md").read_text()
+def test_the_table_of_the_notes_has_what_the_planner_says(found):
+    page = (ROOT / "experiments" / "notes" / "planner.md").read_text()
     for run, (alike, scattered) in zip(RUNS, found, strict=True):
         assert f"| {run['name']} | {run['published']:.0f} % | {alike:.0f} % | {scattered:.0f} % |\n" in page
 

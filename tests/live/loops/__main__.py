@@ -1,4 +1,4 @@
-"""`python -m tests.live.loops > docs/training-loops.md`: the page that lists all loops, family by family."""
+"""`python -m tests.live.loops > bench/notes/training-loops.md`: the page that lists all loops, family by family."""
 
 from tests.live.loops.page import page
 

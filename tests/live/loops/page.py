@@ -35,7 +35,7 @@ deferred.
 - **equal; logged**: the same, and rank 0 logs one line that contains these words.
 - **refused**: the job ends with a typed error that contains these words.
 
-`python -m tests.live.loops > docs/training-loops.md` makes the page, and a test compares them.
+`python -m tests.live.loops > bench/notes/training-loops.md` makes the page, and a test compares them.
 `python -m tests.live.programs --examples 2000` generates more loops.
 """
 
