@@ -1,13 +1,13 @@
 """The worker of `gradlane compare`: one rank that trains a model under torch DDP and every policy.
 
-The model is the demonstration's network on real images, or an emulated device with a profile's
-times. All arms live in one process and alternate every few steps, so that noise of the machine
-affects all equally. A step lasts from its start to the start of the next, so that it includes what
-a policy leaves for the next forward pass; the first step after a change of arm follows a flush and
-is not counted. The first arm that needs a network or a profile measures it for all others, the
-network while another thread computes. `auto` measures both itself, and its steps count once it has
-settled. Between turns all-reduces are measured again, for the simulator: what it gets is of the whole
-run, as the steps are. The results are files for the parent process.
+The model is the demonstration's network on real images, or an emulated device with a profile's times.
+All arms live in one process and alternate every few steps, so that noise of the machine affects all
+equally. A step lasts from its start to the start of the next, so that it includes what a policy
+leaves for the next forward pass. The first step after a change of arm follows a flush and is not
+counted. The first arm that needs a network or a profile measures it for all others, the network while
+another thread computes. `auto` measures both itself, and its steps count once it has settled. Between
+turns all-reduces are measured again, for the simulator: what it gets is of the whole run, as the
+steps are. The results are files for the parent process.
 
 Run as `python -m gradlane.compare.worker CONFIG` under any torchrun-like launcher.
 """

@@ -73,7 +73,7 @@ def new_process_group(
     """A process group of torch.distributed over ranks of another (collective over these ranks).
 
     `torch.distributed.new_group` has to be called by all ranks of the job, or gives two groups of
-    the same ranks one name; and it meets in the default group's store, where it may find what an
+    the same ranks one name. It meets in the default group's store, where it may find what an
     earlier attempt of the job has written.
 
     Args:

@@ -17,7 +17,7 @@ def best_batches(problem: ScheduleProblem, order: Schedule, bound_ns: int) -> Sc
 
     An iteration time T is possible if every message can end by T less the computation that follows
     it. Among the merges that keep T, the best for what comes later is the one whose last message
-    ends first, so a dynamic programme over prefixes decides: f(j) = min over i < j of max(f(i),
+    ends first. So a dynamic programme over prefixes decides: f(j) = min over i < j of max(f(i),
     ready(i+1..j)) + cost(size of i+1..j), among those that keep T. Bisection finds T to within a
     few thousandths of the distance to `bound_ns`.
 

@@ -26,10 +26,10 @@ connection is first in, first out.
 from the next packet on. A packet that was taken is sent to its end. The preempted run keeps its
 key, so it continues where it stopped, before every run of equal urgency that was handed over later.
 
-This page does not say which of several connections has the link (lanes of a more urgent network
-class first, lanes of one class in equal shares), when a message is handed over (the `Dispatcher`),
-or how many packets a sender takes ahead: the data plane takes up to 16 packets, and stops after the
-first one at which they come to 24 KiB or more, for one call to the kernel.
+Three things are said elsewhere. Of several connections, lanes of a more urgent network class have
+the link first, and lanes of one class have equal shares. The `Dispatcher` says when a message is
+handed over. For one call to the kernel the data plane takes up to 16 packets, and stops after the
+first one at which they come to 24 KiB or more.
 
 `tests/golden/wire_order.txt` has examples as inputs and expected packets. The command
 `python -m tests.unit.wire_vectors` makes the file from `WireOrder`.

@@ -68,11 +68,11 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     (updates and layers from k on) over all R and k, nor sooner than backward, forward and the
     uncovered time take alone.
 
-    For all-reduce c(S) is that of the cheapest piece of the network to carry S bytes in: one startup,
-    the largest size that the piece allows at its rate, and what is left at the least time per byte
-    that any message has with its startup spread over the largest size of its piece. No startup where
-    messages overlap, since it may pass behind other messages' bytes, but never less than one whole
-    startup. That S bytes are ready at different times, and a
+    For all-reduce c(S) is that of the cheapest piece of the network to carry S bytes in. It has one
+    startup, and the largest size that the piece allows at its rate. What is left takes the least time
+    per byte that any message has, its startup spread over the largest size of its piece. No startup
+    where messages overlap, since it may pass behind other messages' bytes, but never less than one
+    whole startup. That S bytes are ready at different times, and a
     message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for some of the
     layers k.
 
@@ -236,9 +236,9 @@ def _all_arrive_ns(gradients: list[tuple[int, int]], startup_ns: int, bytes_per_
 
     Messages cost a startup and their bytes, one after another, and start when all they carry is
     ready. Let any schedule be given. Its messages in order of their latest gradient end no later
-    than they did, interrupted or not; filled with the bytes in order of readiness, they still carry
-    only what is ready; and a gradient that two of them share can go with the first. What is left
-    are merges of neighbours, whose best is f(j) = min over i < j of max(f(i), ready(j)) + startup +
+    than they did, interrupted or not. Filled with the bytes in order of readiness, they still carry
+    only what is ready. A gradient that two of them share can go with the first. What is left are
+    merges of neighbours, whose best is f(j) = min over i < j of max(f(i), ready(j)) + startup +
     bytes(i+1 .. j). As f never falls, among the i with f(i) <= ready(j) the last is the best, and
     the others pass through a window that only moves on: O(n).
     """

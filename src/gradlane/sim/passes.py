@@ -48,8 +48,8 @@ class Observer(Protocol):
 class ForwardPass:
     """The forward pass of one profile, in virtual time.
 
-    A plan that crosses the barrier makes each layer wait for its own tensors alone (Mercury Eq. 4):
-    a layer begins when the layer before it has ended and its tensors have arrived, updates them,
+    A plan that crosses the barrier makes each layer wait for its own tensors alone (Mercury Eq. 4).
+    A layer begins when the layer before it has ended and its tensors have arrived; it updates them,
     and runs. Behind the barrier the pass waits for all tensors, then updates all of them, then runs
     all layers. The profile's uncovered time comes before the first layer: after the updates behind
     the barrier, after the backward pass across it.

@@ -84,7 +84,7 @@ def simulate_steady(plan: Plan, profile: Profile, cluster: Cluster, *, whole: bo
     """Run one synchronous job until its iterations repeat.
 
     Workers that are simulated one by one may take turns, so that an iteration is long for one of them and short for
-    the next: these are simulated for longer, and the last iteration, which no later one disturbs, is left out.
+    the next. These are simulated for longer. The last iteration is left out, since no later one disturbs it.
 
     Args:
         plan, profile, cluster, whole: as in `simulate_servers`.

@@ -94,8 +94,8 @@ def imbalance_bytes(cluster: Cluster, size_bytes: int) -> int:
     """How many bytes more than its share a server of `cluster` is dealt at most, of messages of `size_bytes` together.
 
     A server gets a packet when no other has fewer bytes for its weight, so that a packet is the most. Of servers of one
-    weight each gets as many packets of a message, unless these are so many and small that a few less are enough: alignment
-    makes a message's packets longer than the message by `_ALIGN` each, and rounding its shares up by a byte for each server.
+    weight each gets as many packets of a message, unless these are so many and small that a few less are enough. Alignment
+    makes each packet longer by up to `_ALIGN`, and rounding makes each server's share longer by up to a byte.
     """
     servers = len(cluster.servers)
     if len({server.weight for server in cluster.servers}) > 1:

@@ -1,14 +1,14 @@
 """SharedLink: all-reduces that share a network, in virtual time.
 
-Of each lane the `Sharing.max_in_flight` messages that were added first are in flight, the most
-urgent first. A message passes in chunks, and each chunk has three stages: latency, which delays no
-other message; per-message overhead, which the processor spends on one message at a time while the
-link carries another's bytes; and the chunk's bytes. A lane passes its chunks one after another, and
-lanes share the link evenly, as their connections do; on a network that serves classes of lanes the most
-urgent class has the link and the processor to itself, and a message that it interrupts continues where it
-stopped. Within a class the processor, and a lane's part of the link, are given to the message that came
-first. On a network whose
-messages do not overlap, the overhead of a message and its bytes keep the link from all others.
+Of each lane the `Sharing.max_in_flight` messages that were added first are in flight, the most urgent
+first. A message passes in chunks, and each chunk has three stages. Latency delays no other message.
+Per-message overhead is what the processor spends on one message at a time, while the link carries
+another's bytes. Then come the chunk's bytes. A lane passes its chunks one after another, and lanes share
+the link evenly, as their connections do. On a network that serves classes of lanes the most urgent class
+has the link and the processor to itself. A message that it interrupts continues where it stopped. Within
+a class the processor, and a lane's part of the link, are given to the message that came first. On a
+network whose messages do not overlap, the overhead of a message and its bytes keep the link from all
+others.
 
 Where somebody waits for the end of a message, the processor has to tell them: the message is in flight
 until it has.

@@ -9,7 +9,7 @@
 
 `CheckedStreams` takes the place of a device's streams (`gradlane.live.backends.streams.Streams`), with
 the CPU as the device. Its streams run as late, or as early, as a device may. Whatever they do, each
-use of a tensor is held against the clocks of `happens_before`: a use that no wait orders after the
+use of a tensor is held against the clocks of `happens_before`. A use that no wait orders after the
 last write, or a write that none orders after the reads since, is a `Race`. So is memory that is
 freed while another stream than the one it was allocated on may use it: a caching allocator hands it
 out again at once, unless `record_stream` was called.

@@ -1,7 +1,7 @@
 """Models described by data: a file of `data/models` is a model, as the list of its modules.
 
-A step is an operation of `Net` with its arguments, in the order of the forward pass; `repeat` has steps of its own, in
-whose names {0} is the number of the outermost repetition, {1} of the next. `shape` states the shape of what follows,
+A step is an operation of `Net` with its arguments, in the order of the forward pass. `repeat` has steps of its own. In
+their names {0} is the number of the outermost repetition, {1} of the next. `shape` states the shape of what follows,
 where branches meet or part.
 """
 

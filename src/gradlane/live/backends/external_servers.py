@@ -2,10 +2,10 @@
 session calls them.
 
 Whenever a session needs servers, at attach and for a plan with other lanes, rank 0 writes a call with
-the next call number to the job's store; workers and servers then connect under that number. Each
-server that is free takes the next place of the last call, and answers one call after another until
-the store is gone, which is when the job has ended. So places are given anew with each call, and a
-server that is started in place of one that was killed serves the job's next attempt.
+the next number to the job's store. Workers and servers then connect under that number. Each server
+that is free takes the next place of the last call, and answers one call after another until the store
+is gone, which is when the job has ended. So places are given anew with each call, and a server that
+is started in place of one that was killed serves the job's next attempt.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ packet is sent first, however late it was queued.
 Ranks of one host sum through the memory that they share (`transport.host`), where each host has
 equally many of them and the servers are beside the ranks; between hosts only the hosts' sums
 travel. The plan's messages, windows and priorities stay. A message has left its window when this
-rank's part is in that memory and its host's sum has been sent; or when it waits for another rank of
-the host and nothing else goes on, for the reason above.
+rank's part is in that memory and its host's sum has been sent. It has also left when it waits for
+another rank of the host and nothing else goes on, for the reason above.
 
 Owns one thread, which blocks in the node until messages have ended and reports them. When the node
 fails, the thread reports the failure for every message in flight; the control channel names the

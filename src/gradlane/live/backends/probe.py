@@ -45,8 +45,8 @@ def sweep(
 
     The first all-reduce of a size is not counted. Then all sizes are repeated in rounds, so that a
     disturbance of the machine does not fall on one size alone. In a round, fast ones are summed up to
-    16 times in a row and timed together: who is early for a sum waits for the others, which would
-    count with each sum and happens once.
+    16 times in a row and timed together. Who is early for a sum waits for the others, which would
+    count with each sum and so happens once.
 
     Args:
         group: the ranks.
@@ -93,8 +93,8 @@ def sweep_streams(
     start: Start | None = None,
 ) -> list[tuple[int, int, int]]:
     """Time streams of all-reduces that are started together (collective): of 8, and of small messages
-    of up to 32, since what the first and the last of a stream take by themselves is no part of a
-    message's cost.
+    of up to 32. What the first and the last of a stream take by themselves is no part of a message's
+    cost.
 
     Args:
         group, device, repeats, dtype: as for `sweep`.

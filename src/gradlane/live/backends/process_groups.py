@@ -2,9 +2,9 @@
 they end.
 
 After a failure some sums never end, because they wait for ranks that are gone. torch.distributed
-calls their callbacks on its own threads, and if such a thread calls Python while the interpreter is
-being finalised, the process aborts: it dies by SIGABRT and not with the script's exit code. So at
-exit the connections of unfinished sums are shut down first, which ends those sums.
+calls their callbacks on its own threads. If such a thread calls Python while the interpreter is
+being finalised, the process dies by SIGABRT and not with the script's exit code. So at exit the
+connections of unfinished sums are shut down first, which ends those sums.
 
 A group is destroyed only when torch.distributed has let go of every callback: its thread takes the
 interpreter's lock for that, and some releases hold the lock while they wait for the thread.

@@ -1,7 +1,7 @@
 """Sockets: finds the TCP connections of a Gloo process group and gives them a traffic class.
 
 torch.distributed does not hand out its sockets. A group opens them while it is made, so they are
-among the file descriptors that this process has gained; and each has its other end in another rank,
+among the file descriptors that this process has gained. Each has its other end in another rank,
 which tells it from every other socket. This cannot find connections that a group opens later
 (Gloo's lazy mode), nor links that are not sockets of this process (RDMA, NCCL).
 """

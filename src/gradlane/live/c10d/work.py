@@ -154,7 +154,7 @@ class Futures:
     """Completes the futures of works, in the order in which they were asked for.
 
     Owns one thread, which is started with the first future. A callback of a future runs on it, and may start a call and
-    wait for it, as PowerSGD's hook does; then another thread goes on with the queue, and this one ends with its callback.
+    wait for it, as PowerSGD's hook does. Another thread then goes on with the queue, and this one ends with its callback.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Carrier: what carries out one plan, from gradients that are ready to sums that have arrived.
 
 There are two. `NodeCarrier` tells a node's engine what is ready and asks it what has arrived; the rest happens in native
-code. `HostCarrier` owns an engine itself, starts its messages on the backend, and records the times. A fact is handled
-at once, under the session's lock, by the thread that brings it: the training thread, the backend's thread that finished
+code. `HostCarrier` owns an engine itself, starts its messages on the backend, and records the times. The thread that
+brings a fact handles it at once, under the session's lock. It is the training thread, the backend's thread that finished
 a sum, the thread that waits for a device (`Staging`), or the control channel's thread.
 """
 

@@ -1,12 +1,13 @@
 """ControlChannel: one small TCP connection from every rank to rank 0, apart from gradient traffic.
 
-It carries what collectives cannot say: that a rank is alive (every `BEAT_S`), that it failed and
-why, that it leaves in order, rank 0's choices and decisions, the rolling hash of the messages that
-a rank has issued, and how long its steps take it. A dead process is noticed when the kernel closes
-its connection, and a silent one after `stall_timeout`. A slow rank is not taken for a dead one, since
-a thread in native code sends the beats, whatever Python does (`gradlane.transport.Heartbeat`). A beat
-says for how long the sender's interpreter has not run; if that is long, one line names the rank.
-Rank 0 passes on what it learns, so that every rank ends with an error that names the same culprit.
+It carries what collectives cannot say: that a rank is alive (every `BEAT_S`), that it failed and why,
+or that it leaves in order. It also carries rank 0's choices and decisions, the rolling hash of the
+messages that a rank has issued, and how long its steps take it. A dead process is noticed when the
+kernel closes its connection, and a silent one after `stall_timeout`. A slow rank is not taken for a
+dead one, since a thread in native code sends the beats, whatever Python does
+(`gradlane.transport.Heartbeat`). A beat says for how long the sender's interpreter has not run; if
+that is long, one line names the rank. Rank 0 passes on what it learns, so that every rank ends with
+an error that names the same culprit.
 
 `control_protocol.py` decides; this module owns the sockets, the clock and the thread. Each process
 has one such thread in Python, which reads frames and runs the callbacks.

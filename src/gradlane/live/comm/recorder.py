@@ -102,7 +102,7 @@ class ProfileBuilder:
     """Makes a profile from a few iterations: for each tensor the medians over the iterations.
 
     A gradient's readiness counts from the time at which the gradient of the model's output was
-    ready. The forward pass is cut into layers at the first uses of parameters: a layer runs from
+    ready. The forward pass is cut into layers at the first uses of parameters. A layer runs from
     the first use of its module's parameters to the first use of the next one's, so that the layers
     together are the whole pass.
 

@@ -1,8 +1,8 @@
 """Verdict: which error a job ends with, of all that one rank hears, without clock, thread or I/O.
 
-The first failure stands. Two things are no failure yet: a collective that failed, since the control
-channel will soon say which rank is to blame; and a rank that has left in order, since its part of
-the sums in flight may still come.
+The first failure stands. Two things are no failure yet. If a collective failed, the control channel
+will soon say which rank is to blame. If a rank has left in order, its part of the sums in flight
+may still come.
 """
 
 from __future__ import annotations

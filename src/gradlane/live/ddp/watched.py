@@ -2,8 +2,8 @@
 
 For `gradlane advise`. The script knows nothing of it: the class that it wraps its model in notes
 times, and steps are counted by its optimizer. After some steps as they are come a few with a
-communication hook, which knows what is sent when; then the network is measured, between two steps;
-then come steps in which nothing is summed, for computing alone. Replicas differ from then on, so the
+communication hook, which knows what is sent when. Then the network is measured, between two steps.
+Steps in which nothing is summed follow, for computing alone. Replicas differ from then on, so the
 script is ended right after them, on all ranks.
 """
 

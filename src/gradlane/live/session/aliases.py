@@ -105,8 +105,8 @@ class Aliases:
         self._by_storage: Counter[int] | None = None
 
     def of(self, tracked: Tracked) -> bool:
-        """Whether anything else refers to the memory of a parameter or of its optimizer state, or may: another process, or a
-        class of the script's that has its own torch functions, which a deferred update turns off.
+        """Whether anything else refers to the memory of a parameter or of its optimizer state, or may. That is another
+        process, or a class of the script's with torch functions of its own, which a deferred update turns off.
         """
         param = tracked.param
         if type(param).__torch_function__ is not _NO_FUNCTION:

@@ -1,8 +1,8 @@
 """Early uses: what a script may do with a gradient whose sum has not arrived, without a wait for the sum.
 
 There are two. Its norm may be known sooner than the sum (`Norms`). A change in place that takes numbers alone gives nothing
-back but the gradient itself, so that it may run when the sum is there: a multiplication, as by the factor of
-`clip_grad_norm_`, a limit, as of `clip_grad_value_`, and numbers in place of NaN and infinity.
+back but the gradient itself, so that it may run when the sum is there. It may be a multiplication (the factor of
+`clip_grad_norm_`), a limit (`clip_grad_value_`), or numbers in place of NaN and infinity.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ parameters, optimizer state and gradients before and after their updates. Nothin
 many updates are deferred as in any other iteration.
 
 The comparison comes when the next backward pass begins, or in `close()`, after all deferred updates have run. The
-ranks all-reduce the copied parts in a process group of their own, which gives the sums as DDP computes them: bit for
-bit at two ranks, within rounding at more, since a sum of three numbers depends on their order. Parts that travel as
-halves are added in float32 here, and rounding permits more. Each call of `step()` is made again by the script's own
-optimizer, on copies of all its parameters at once, and the results are compared bit for bit. Buffers are compared with
-rank 0's, as they were when the forward pass began.
+ranks all-reduce the copied parts in a process group of their own, which gives the sums as DDP computes them. They are
+equal bit for bit at two ranks, and within rounding at more, since a sum of three numbers depends on their order. Parts
+that travel as halves are added in float32 here, and rounding permits more. Each call of `step()` is made again by the
+script's own optimizer, on copies of all its parameters at once, and the results are compared bit for bit. Buffers are
+compared with rank 0's, as they were when the forward pass began.
 
 Verification cannot see that something outside of Python read a value too early. If a gradient came of it, the table of
 phases (`phases.py`) ends the job, in every iteration. Copies are made by the thread that has the turn (`turn.py`), and

@@ -2,9 +2,9 @@
 timeout.
 
 A rank out of range, two processes with the same rank, ranks that disagree on the world size and a
-rank that never comes are typed errors here, raised within about a second if all processes are
-there, else at the timeout. `gradlane launch` replaces `torch.distributed.init_process_group` by
-this one; a script may also call it.
+rank that never comes are typed errors here. They are raised within about a second if all
+processes are there, else at the timeout. `gradlane launch` replaces
+`torch.distributed.init_process_group` by this one; a script may also call it.
 """
 
 from __future__ import annotations
