@@ -29,6 +29,7 @@ from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
+from gradlane.live.startup import attach
 from gradlane.live.startup.validation import job_of
 from gradlane.live.torch_versions import timeout_of
 from gradlane.schedule import Dispatcher, Engine
@@ -374,6 +375,25 @@ def leave_in_attach(rank: int, world: int) -> str:
     except (GradlaneError, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     return "attached"
+
+
+def connect_late(rank: int, world: int) -> tuple[float, float]:
+    """Rank 1 makes its last connections of `attach` half a second late; when it has made them, and when `attach` returns."""
+    made_at = 0.0
+    really = attach._verifier
+
+    def late(*arguments: Any) -> Any:
+        nonlocal made_at
+        time.sleep(0.5 * rank)
+        verifier = really(*arguments)
+        made_at = time.monotonic()
+        return verifier
+
+    with patch.object(attach, "_verifier", late):
+        session = gradlane.attach(Mlp(), None, "wfbp", network=GIVEN, timeout=20)
+    returned_at = time.monotonic()
+    session.close()
+    return made_at, returned_at
 
 
 def refused_in_streams(rank: int, world: int, **options: Any) -> str:

@@ -230,7 +230,9 @@ def session_ends(rank: int, world: int, culprit: int, how: str) -> tuple[str, An
     generator, kept = torch.Generator().manual_seed(rank), {}
     last = signal.SIGKILL if how == "killed" else signal.SIGSTOP
     # otherwise step() may update what has arrived, and whoever reads another parameter hears of the failure
-    options: dict[str, Any] = {"backend": "server", "network": GIVEN, "timeout": 20, "cross_barrier": False}
+    options: dict[str, Any] = {
+        "backend": "server", "network": GIVEN, "timeout": 20, "stall_timeout": 2.5, "cross_barrier": False,
+    }  # fmt: skip
     session = gradlane.attach(net, optimizer, "mercury", **options)
     answer, began = ("", -1, 0.0, False), time.monotonic()
     try:

@@ -95,7 +95,7 @@ class LateEngine(NodeEngine):
         return [tensor for tensor in tensors if not self.has_arrived(tensor)]
 
     def spans(self, *, last: bool) -> list[tuple[Kind, int, int, int, int]]:
-        """Those of the node; the messages of the iteration under way take until they are said to have arrived."""
+        """Those of the node; a message of the iteration under way takes until one of its tensors is said to have arrived."""
         return [self._until_shown(*span) for span in super().spans(last=last)]
 
     def _until_shown(
@@ -103,7 +103,7 @@ class LateEngine(NodeEngine):
     ) -> tuple[Kind, int, int, int, int]:
         if kind == "receive" and iteration == self._iteration:
             shown = [self._shown_from.get(part.tensor, 0.0) for part in self.plan.messages[subject].slices]
-            end_ns = max(end_ns, round(1e9 * max(shown)))
+            end_ns = max(end_ns, round(1e9 * min(shown)))
         return kind, iteration, subject, start_ns, end_ns
 
     @property

@@ -12,11 +12,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from tests.live.script_server import SCRIPTS, ScriptServer
 from tests.ports import free_port
 
 WORLD = 3
 START_S = 60.0
+IMPATIENT = LaunchOptions(stall_timeout=2.5)
+"""Of jobs whose ranks are stopped for good."""
 ENDED = "ended"
 """What a rank on an emulated host prints, with the time, when it has closed its session."""
 HARMS = ("KILL", "STOP", "TERM", "exception", "link")
@@ -35,9 +38,25 @@ class End(NamedTuple):
 
 
 class Job:
-    """The processes of one job, by rank, and what they print."""
+    """The processes of one job, by rank, and what they print.
 
-    def __init__(self, server: ScriptServer, folder: Path, script: str, world: int, *arguments: object) -> None:
+    Args:
+        server: starts them.
+        folder: for what they print.
+        script, arguments: what each runs.
+        world: how many there are.
+        options: of their sessions; by default a rank that is silent for 2.5 s has failed.
+    """
+
+    def __init__(
+        self,
+        server: ScriptServer,
+        folder: Path,
+        script: str,
+        world: int,
+        *arguments: object,
+        options: LaunchOptions = IMPATIENT,
+    ) -> None:
         port = free_port()
         self._server, self._folder = server, folder
         self._pids: list[int] = []
@@ -45,7 +64,10 @@ class Job:
         for rank in range(world):
             os.mkfifo(folder / f"out{rank}")
             self._outputs.append(os.open(folder / f"out{rank}", os.O_RDWR | os.O_NONBLOCK))
-            environment = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            environment = {
+                "RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                LAUNCH_VARIABLE: options.to_text(),
+            }  # fmt: skip
             self._pids.append(
                 server.ask(
                     run=[str(SCRIPTS / script), *map(str, arguments)],
@@ -145,7 +167,7 @@ def cut_off(phase: str, culprit: int, backend: str, within_s: float) -> dict[int
     lab = [sys.executable, "-m", "gradlane", "lab", "--quiet", "--hosts", str(WORLD), "--link", "1gbit", "--"]
     script = [sys.executable, str(SCRIPTS / "phases.py"), phase, str(culprit), "link", backend]
     root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", LAUNCH_VARIABLE: IMPATIENT.to_text()}
     done = subprocess.run(
         [*lab, *script], env=environment, text=True, capture_output=True, check=False, timeout=START_S + within_s
     )

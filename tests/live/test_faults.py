@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gradlane.core.launch_options import LaunchOptions
 from tests.live.phases import End, Job, harmed, is_named
 from tests.live.ranks import Ranks
 from tests.live.script_server import ScriptServer
@@ -37,9 +38,9 @@ def server() -> Iterator[ScriptServer]:
 def start(server: ScriptServer, tmp_path: Path) -> Iterator[Any]:
     jobs = []
 
-    def start(*arguments: Any) -> Job:
+    def start(*arguments: Any, **options: Any) -> Job:
         world, *others = arguments
-        jobs.append(Job(server, tmp_path, "job.py", world, *others))
+        jobs.append(Job(server, tmp_path, "job.py", world, *others, **options))
         for rank in range(world):
             jobs[-1].line(rank)
         return jobs[-1]
@@ -96,7 +97,21 @@ def test_a_stopped_rank_is_named_by_all_others_after_two_and_a_half_seconds(star
 
 @pytest.mark.timing
 @both
-def test_a_rank_that_stops_for_a_second_is_waited_for(start, backend):
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_stops_for_seconds_and_comes_back_is_waited_for_and_one_line_says_so(start, culprit, backend):
+    job = start(3, 60, "none", culprit, backend, options=LaunchOptions())
+    job.signal(culprit, signal.SIGSTOP)
+    time.sleep(4)
+    job.signal(culprit, signal.SIGCONT)
+    assert [end.code for end in job.ends([0, 1, 2], within_s=SOON_S)] == [0, 0, 0]
+    lines = [line for rank in range(3) for line in job.errors(rank).splitlines()]
+    (line,) = [line for line in lines if "has said nothing for" in line]
+    assert line.startswith(f"gradlane: rank {culprit} has said nothing for ")
+    assert line.endswith("waiting for it, for up to 60 s (stall_timeout=)")
+
+
+@both
+def test_a_rank_that_stops_for_less_than_stall_timeout_is_waited_for(start, backend):
     job = start(2, 60, "none", 1, backend)
     job.signal(1, signal.SIGSTOP)
     time.sleep(1)
@@ -311,3 +326,8 @@ def test_a_rank_that_leaves_while_it_attaches_is_named_to_the_others():
     assert said[1] == "SystemExit: 143"
     assert said[0].startswith("PeerFailed: ")
     assert "rank 1 failed: SystemExit: 143" in said[0]
+
+
+def test_attach_returns_on_no_rank_before_all_have_their_connections(two_ranks):
+    (_, returned_at), (made_at, _) = two_ranks.run("tests.live.faults:connect_late")
+    assert returned_at > made_at

@@ -361,7 +361,11 @@ def test_the_page_of_the_papers_has_the_values_of_the_notes():
     assert (Path(__file__).parents[2] / "docs" / "papers.md").read_text() == shown
     assert len(brief.BRIEFS) == len(not_compared.NOT_COMPARED)
     with pytest.raises(KeyError):
-        brief.page(brief.NOTES.read_text().replace("| Fig. 13 | ResNet-50, 10 Gbit/s: tuned", "| Fig. 13 | ResNet-50, 10 Gbit/s: guessed"))
+        brief.page(
+            brief.NOTES.read_text().replace(
+                "| Fig. 13 | ResNet-50, 10 Gbit/s: tuned", "| Fig. 13 | ResNet-50, 10 Gbit/s: guessed"
+            )
+        )
 
 
 @pytest.mark.slow

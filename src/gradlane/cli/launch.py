@@ -340,7 +340,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="the longest that a rank waits for others (the process group's)",
     )
     group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
-                       help="how long a rank may say nothing: stopped, or its host cut off (default: 2.5)")  # fmt: skip
+                       help="how long a rank may say nothing: stopped, or its host cut off (default: 60)")  # fmt: skip
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 

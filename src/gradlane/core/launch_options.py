@@ -19,8 +19,13 @@ _OF_SESSIONS = {
     "stall_timeout": "--stall-timeout", "verify": "--verify", "check_finite": "--check-finite", "timeline": "--timeline",
     "progress": "--progress",
 }  # fmt: skip
-STALL_TIMEOUT_S = 2.5
-"""Seconds after which a rank that says nothing is an error, where no option says otherwise: five beats."""
+STALL_TIMEOUT_S = 60.0
+"""Seconds after which a rank that says nothing is an error, where no option says otherwise.
+
+A process that ends is noticed by its connection. A silent one most often comes back: its virtual machine migrates, its
+container is paused, its host swaps, and under torch.distributed the job goes on. Clouds announce pauses of up to 30 s for
+the maintenance of a host, so this is twice that.
+"""
 
 
 def need_stall_timeout(name: str, seconds: float) -> None:

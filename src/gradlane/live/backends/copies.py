@@ -1,4 +1,4 @@
-"""Copies: one rank's tensors put on all ranks."""
+"""Copies: one rank's tensors put on all ranks, and a barrier of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gradlane.live.torch_versions import broadcast_from
 
@@ -29,3 +30,15 @@ def copy_from(rank: int, tensors: Iterable[torch.Tensor], group: Any = None, dev
         broadcast_from(rank, flat, group)
         for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))
+
+
+def wait_for_all(group: Any = None, device: torch.device | None = None) -> None:
+    """Return when all ranks of the group have come here (collective).
+
+    Args:
+        group: carries tensors on `device`; None for the default group.
+        device: None for the CPU.
+    """
+    one = torch.ones(1, dtype=torch.int32, device=device or "cpu")
+    dist.all_reduce(one, group=group)
+    one.item()  # NCCL's collectives are only queued when they return

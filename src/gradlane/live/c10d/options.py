@@ -7,16 +7,11 @@ from dataclasses import astuple, dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from gradlane.core.launch_options import need_stall_timeout
+from gradlane.core.launch_options import STALL_TIMEOUT_S, need_stall_timeout
 from gradlane.errors import InputError
 from gradlane.transport.host import is_wanted
 
 _LAST = (1 << 32) - 1  # of the priorities on the wire
-
-STALL_TIMEOUT_S = 60.0
-"""Seconds after which a rank that says nothing is an error, where nothing says otherwise. A process that ends is noticed
-by its connection; what is merely silent is a host that is gone, or one that comes back. Clouds announce pauses of up to
-30 s for the maintenance of a host, so this is twice that."""
 
 
 def stall_timeout_s() -> float:

@@ -17,6 +17,7 @@ class Link:
             come to it yet.
         said_bye: whether it has left in order.
         was_slow: whether its interpreter did not run for long, and one line has said so.
+        was_silent: whether it said nothing for long, and one line has said so.
         origin: where a stranger has called from.
         is_spared: whether this rank, away itself, has begun to listen anew since `heard`.
     """
@@ -25,6 +26,7 @@ class Link:
     heard: float = math.inf
     said_bye: bool = False
     was_slow: bool = False
+    was_silent: bool = False
     is_spared: bool = False
     origin: Hashable = None
 

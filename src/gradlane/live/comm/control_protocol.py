@@ -39,6 +39,7 @@ from gradlane.live.comm.stragglers import Slowest, Stragglers
 from gradlane.transport.strangers import who_makes_room
 
 BEAT_S = 0.5
+SILENT_S = 2.5  # after which one line says that a rank is silent, or that its interpreter does not run: five beats
 LAST_WORDS_S = 5.0  # how long rank 0, which fails while it waits, waits for ranks that it has called, to tell them why
 
 
@@ -337,19 +338,33 @@ class ControlProtocol(Generic[Connection]):
     def _look_for_silence(self, now: float) -> None:
         for rank, connection in list(self._by_rank.items()):
             link = self._links[connection]
-            if now - link.heard > self._stall_timeout_s and not link.said_bye:
+            silent_s = now - link.heard
+            if link.said_bye:
+                continue
+            if silent_s > self._stall_timeout_s:
                 text = (
-                    f"said nothing for {now - link.heard:.1f} s and its connection is open: stopped or cut off; if it "
+                    f"said nothing for {silent_s:.1f} s and its connection is open: stopped or cut off; if it "
                     f"comes back by itself, raise stall_timeout= ({self._stall_timeout_s:g} s)"
                 )
                 self._find(Cause.STALLED, rank, text)  # which is sent to it, too: it may come back
                 self._drop(connection)
+            elif silent_s > SILENT_S and not link.was_silent and self._speaks:
+                link.was_silent = True
+                text = (
+                    f"rank {self._ranks[rank]} has said nothing for {silent_s:.0f} s and its connection is open (stopped, or "
+                    f"cut off?): waiting for it, for up to {self._stall_timeout_s:g} s (stall_timeout=)"
+                )
+                self._actions.append(Warn(text))
 
     # -- what follows ------------------------------------------------------------------------------
 
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank warns of others: rank 0 does, and rank 1, which is connected to rank 0 alone."""
+        return self._rank <= 1
+
     def _look_for_slowness(self, link: Link, rank: int, not_run_s: float) -> None:
-        # one rank says it, once: rank 0, or rank 1 about rank 0
-        if not_run_s > self._stall_timeout_s and not link.was_slow and self._rank <= 1:
+        if not_run_s > min(SILENT_S, self._stall_timeout_s) and not link.was_slow and self._speaks:
             link.was_slow = True
             text = (
                 f"rank {self._ranks[rank]} is alive, but its interpreter has not run for {not_run_s:.0f} s (a long call that "

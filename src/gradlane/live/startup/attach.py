@@ -37,7 +37,7 @@ from gradlane.live.adapt.tuner import digest, prepare
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
-from gradlane.live.backends.copies import copy_from
+from gradlane.live.backends.copies import copy_from, wait_for_all
 from gradlane.live.backends.owned_sum import NORMS_ARE_OF_THE_CPU
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups, is_gloo
@@ -234,6 +234,8 @@ def attach_from(
             )
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
+        # a rank that closes its session at once would break connections that others still make
+        await_others(lambda: wait_for_all(backend.control_group, backend.control_device), "the end of attach")
     keep(session)
     note_attached()
     if resolved.progress_s is not None and job.rank == 0:
