@@ -97,24 +97,39 @@ class Owners(msgspec.Struct, frozen=True):
 
     def _sequence(self, plan: Plan, profile: Profile, network: Network) -> tuple[int, ...]:
         """First phases in order of readiness. Where the network would wait for gradients, the most urgent second phase
-        comes in between, of a message whose first phase has ended.
+        comes in between, of a message whose first phase has ended; not where the norms would be known later for it.
         """
-        costs_ns = [network.cost_ns(plan.sum_bytes(index, network.workers)) for index in range(len(plan.messages))]
+        ready_ns = [max(profile.tensors[tensor].ready_ns for tensor in message.tensors) for message in plan.messages]
+        first_ns, second_ns = self._phases_ns(plan, network)
+        end_ns = 0
+        for ready, first in zip(ready_ns, first_ns, strict=True):
+            end_ns = max(end_ns, ready) + first
         waiting: list[int] = []  # messages whose second phases have no place
         sequence: list[int] = []
-        now_ns = 0
+        now_ns, latest_ns = 0, end_ns - sum(first_ns)  # latest_ns: when this first phase and all later ones must begin
         for index, message in enumerate(plan.messages):
-            ready_ns = max(profile.tensors[tensor].ready_ns for tensor in message.tensors)
-            while waiting and now_ns < ready_ns:
+            while waiting and now_ns < ready_ns[index]:
                 urgent = min(waiting, key=lambda each: plan.messages[each].priority)
+                if now_ns + second_ns[urgent] > latest_ns:
+                    break
                 waiting.remove(urgent)
                 sequence.append(urgent)
-                now_ns += costs_ns[urgent] // 2
+                now_ns += second_ns[urgent]
             sequence.append(index)
-            now_ns = max(now_ns, ready_ns) + costs_ns[index] // (2 if message.two_phase else 1)
+            now_ns = max(now_ns, ready_ns[index]) + first_ns[index]
+            latest_ns += first_ns[index]
             if message.two_phase:
                 waiting.append(index)
         return tuple(sequence)
+
+    def _phases_ns(self, plan: Plan, network: Network) -> tuple[list[int], list[int]]:
+        """What the first and the second phase of each message take. A phase takes half of the message's time, and half of
+        the least time of any message, which other messages hide now and then.
+        """
+        costs_ns = [network.cost_ns(plan.sum_bytes(index, network.workers)) for index in range(len(plan.messages))]
+        half_ns = [cost_ns // 2 + network.min_message_ns // 2 for cost_ns in costs_ns]
+        whole = zip(plan.messages, half_ns, costs_ns, strict=True)
+        return [half if message.two_phase else cost for message, half, cost in whole], half_ns
 
 
 class _Deal:

@@ -57,8 +57,9 @@ def _norms(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: d
     if func not in _OF_MANY:
         return (norms[0],)
     # those whose sums have arrived: no norm depends on the other gradients of the call
-    pairs = zip(gradients, norms, strict=True)
-    return (tuple(func([each.current(order)], order)[0] if norm is None else norm for each, norm in pairs),)
+    there = [gradient.current(order) for gradient, norm in zip(gradients, norms, strict=True) if norm is None]
+    theirs = iter(func(there, order) if there else ())
+    return (tuple(next(theirs) if norm is None else norm for norm in norms),)
 
 
 def _scale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
@@ -95,9 +96,9 @@ def _change(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: 
     def change(gradient: torch.Tensor) -> None:
         func([gradient] if func in _OF_MANY else gradient, *args[1:], **kwargs)
 
-    for gradient in gradients:
-        if not gradient.reads.puts_off(gradient.tracked, change):
-            change(gradient.slot)
+    there = [gradient.slot for gradient in gradients if not gradient.reads.puts_off(gradient.tracked, change)]
+    if there:
+        func(there if func in _OF_MANY else there[0], *args[1:], **kwargs)
     return (args[0],)
 
 

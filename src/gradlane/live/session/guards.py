@@ -26,8 +26,8 @@ pass in Python.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Protocol, cast
 
 import torch
 import torch.optim.optimizer as optimizers
@@ -155,7 +155,8 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         current = PendingGradient.current if order is None else functools.partial(PendingGradient.current, order=order)
         result = func(*_with(args, current), **_with(kwargs, current))
         result = _with_wrappers(result, {id(wrapper.slot): wrapper for wrapper in wrappers.values()})
-        if not _escapes(result, wrappers.values(), (args, kwargs)):
+        memory = {_memory_of(wrapper.slot) for wrapper in wrappers.values()}
+        if not _escapes(result, memory, (args, kwargs)):
             return result
     # run it again, on copies: what hands out memory (a view, an array) has changed nothing
     return func(*_with(args, PendingGradient.own), **_with(kwargs, PendingGradient.own))
@@ -202,18 +203,24 @@ def _with_wrappers(result: Any, of_slot: dict[int, PendingGradient]) -> Any:
 _HOLDS_NO_MEMORY = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.Size)
 
 
-def _escapes(result: Any, wrappers: Iterable[PendingGradient], given: Any) -> bool:
-    """Whether `result` gives access to a wrapper's slot that nothing in `given` gives, or is of a type that may do so."""
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Stands for the storage of `tensor`, which views of it share."""
+    return cast(int, tensor.untyped_storage()._cdata)
+
+
+def _escapes(result: Any, memory: Collection[int], given: Any) -> bool:
+    """Whether `result` gives access to `memory`, that of the wrappers' slots, which nothing in `given` gives, or is of a type
+    that may do so.
+    """
     if isinstance(result, _HOLDS_NO_MEMORY):
         return False
     if isinstance(result, torch.Tensor):
         if isinstance(result, PendingGradient):
             return False
-        storage = result.untyped_storage()._cdata
         # an operation in place returns what it was given, a list of gradients as well as one
-        return any(wrapper.slot.untyped_storage()._cdata == storage for wrapper in wrappers) and not _has(given, result)
+        return _memory_of(result) in memory and not _has(given, result)
     if isinstance(result, (list, tuple)):
-        return any(_escapes(item, wrappers, given) for item in result)
+        return any(_escapes(item, memory, given) for item in result)
     return True
 
 
