@@ -1,16 +1,20 @@
-"""`srun gradlane launch`: each task of a Slurm step is a rank, without torchrun. The tasks' variables are set here."""
+"""`gradlane launch` in a process that something else has started as a rank: it becomes that rank, without torchrun. Slurm's
+variables are set here.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.commands import command_line
 from tests.ports import free_port
 
-SCRIPT = """
+SCRIPT = r"""
 import os
+import sys
 import torch
 import torch.distributed as dist
 
@@ -18,7 +22,8 @@ dist.init_process_group("gloo")
 sum = torch.tensor([dist.get_rank() + 1.0])
 dist.all_reduce(sum)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
-print(type(model).__module__, dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"], sum.item())
+said = type(model).__module__, dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"], sum.item()
+sys.stdout.write(" ".join(map(str, said)) + "\n")  # at once: ranks may share a pipe
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -39,3 +44,12 @@ def test_tasks_of_slurm_are_ranks(tmp_path: Path) -> None:
     said = [task.communicate(timeout=120)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0]
     assert said == [f"gradlane.live.ddp.wrapper {rank} 2 {rank} 3.0\n" for rank in range(2)]
+
+
+def test_processes_that_torchrun_has_started_are_its_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    command = [*torchrun, "--no-python", *command_line("launch", "--ddp", tmp_path / "train.py")]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"gradlane.live.ddp.wrapper {rank} 2 {rank} 3.0" for rank in range(2)]

@@ -203,14 +203,15 @@ def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mappi
 
         if given.report is not None:
             raise InputError(
-                "launch: got --report in a task of srun, expected --timeline DIR, and gradlane report DIR afterwards"
+                "launch: got --report in a rank of another launcher, expected --timeline DIR, and gradlane report DIR later"
             )
         if options.servers is not None:
             raise InputError(
-                "launch: got servers of their own in a task of srun, expected none: they meet at torchrun's rendezvous, so "
-                "start one task a host, with --nnodes, --nproc and --rdzv-endpoint"
+                "launch: got servers of their own in a rank of another launcher, expected none: they meet at torchrun's "
+                "rendezvous, so start one process a host, with --nnodes, --nproc and --rdzv-endpoint"
             )
-        os.environ.update(slurm.rank_variables(os.environ))
+        if slurm.is_rank(os.environ):
+            os.environ.update(slurm.rank_variables(os.environ))
         os.execv(sys.executable, [sys.executable, "-m", given.training_script, *given.training_script_args])
     server = [sys.executable, "-m", "gradlane", "server", options.servers_store or ""]
     with kept_running([server] * (given.servers or 0), int(given.max_restarts)):
@@ -218,10 +219,14 @@ def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mappi
 
 
 def _becomes_rank(given: argparse.Namespace) -> bool:
-    """Whether this process is a task of srun, and to be a rank itself."""
+    """Whether another launcher, or srun, has started this process as one of several ranks, and it is to be one itself.
+
+    Started by torchrun here, its job would have this one rank: each would train alone, without a word.
+    """
     from gradlane.live.startup import slurm
 
-    return slurm.is_rank(os.environ) and _names_no_ranks(given)
+    is_rank = {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and os.environ.get("WORLD_SIZE", "1") != "1"
+    return (is_rank or slurm.is_rank(os.environ)) and _names_no_ranks(given)
 
 
 def _names_no_ranks(given: argparse.Namespace) -> bool:
