@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -19,9 +18,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
+from bench.versions import ratio, spread
 from gradlane.core.network import Network
 
 WARM, COUNTED, WIDTH, LAYERS = 20, 60, 64, (50, 150, 300)
+POLICIES = ("mg-wfbp", "owners")
 NETWORK = Network.line(2, startup_ns=100_000, bytes_per_second=1_000_000_000)
 
 
@@ -29,21 +30,17 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for layers in LAYERS:
-        steps = {"ddp": _ddp(layers), **{policy: _attached(layers, policy) for policy in ("mg-wfbp", "owners")}}
+        steps = {"ddp": _ddp(layers), **{policy: _attached(layers, policy) for policy in POLICIES}}
         times: dict[str, list[float]] = {arm: [] for arm in steps}
         for step in range(WARM + COUNTED):
             for arm, clip in steps.items():
-                seconds = clip()
+                took_ms = clip()
                 if step >= WARM:
-                    times[arm].append(seconds)
+                    times[arm].append(took_ms)
         if dist.get_rank() == 0:
-            ddp_s = median(times["ddp"])
-            print(f"{2 * layers} tensors, DDP {ddp_s * 1e3:.2f} ms", end="")
-            for arm in ("mg-wfbp", "owners"):
-                ratios = sorted(own / ddp for own, ddp in zip(times[arm], times["ddp"], strict=True))
-                low, middle, high = (ratios[len(ratios) * part // 4] for part in (1, 2, 3))
-                print(f"; {arm} {median(times[arm]) * 1e3:.2f} ms, {middle:.1f} x ({low:.1f}..{high:.1f})", end="")
-            print(flush=True)
+            print(f"{2 * layers} tensors: ddp {spread(times['ddp'])} ms")
+            for arm in POLICIES:
+                print(f"  {arm} {spread(times[arm])} ms, of DDP's {ratio(times[arm], times['ddp'])}", flush=True)
     dist.destroy_process_group()
 
 
@@ -65,15 +62,15 @@ def _attached(layers: int, policy: str) -> Callable[[], float]:
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Train a step; the seconds of its clipping."""
+    """Train a step; the ms of its clipping."""
     optimizer.zero_grad()
     model(torch.randn(8, WIDTH)).square().mean().backward()
     dist.barrier()
     began = time.perf_counter()
     nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    took = time.perf_counter() - began
+    took_ms = (time.perf_counter() - began) * 1e3
     optimizer.step()
-    return took
+    return took_ms
 
 
 if __name__ == "__main__":

@@ -110,6 +110,7 @@ def test_a_rank_that_stops_for_seconds_and_comes_back_is_waited_for_and_one_line
     assert line.endswith("waiting for it, for up to 60 s (stall_timeout=)")
 
 
+@pytest.mark.timing
 @both
 def test_a_rank_that_stops_for_less_than_stall_timeout_is_waited_for(start, backend):
     job = start(2, 60, "none", 1, backend)

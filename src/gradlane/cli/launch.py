@@ -30,7 +30,7 @@ from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
 from gradlane.core.backends import ALGORITHMS, BackendName, refuse_what_cannot_be_done
-from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions, need_stall_timeout
+from gradlane.core.launch_options import LAUNCH_VARIABLE, STALL_TIMEOUT_S, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.policy import tunable
@@ -345,7 +345,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="the longest that a rank waits for others (the process group's)",
     )
     group.add_argument("--stall-timeout", metavar="SECONDS", type=_type(SECONDS),
-                       help="how long a rank may say nothing: stopped, or its host cut off (default: 60)")  # fmt: skip
+                       help=f"how long a rank may say nothing: stopped, or its host cut off (default: {STALL_TIMEOUT_S:g})",
+                       )  # fmt: skip
     group.add_argument("-h", "--help", action="help", help="show this and exit")
 
 

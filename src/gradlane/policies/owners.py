@@ -100,36 +100,34 @@ class Owners(msgspec.Struct, frozen=True):
         comes in between, of a message whose first phase has ended; not where the norms would be known later for it.
         """
         ready_ns = [max(profile.tensors[tensor].ready_ns for tensor in message.tensors) for message in plan.messages]
-        first_ns, second_ns = self._phases_ns(plan, network)
+        phase_ns = [self._phase_ns(plan, index, network) for index in range(len(plan.messages))]
         end_ns = 0
-        for ready, first in zip(ready_ns, first_ns, strict=True):
-            end_ns = max(end_ns, ready) + first
+        for ready, took in zip(ready_ns, phase_ns, strict=True):
+            end_ns = max(end_ns, ready) + took
         waiting: list[int] = []  # messages whose second phases have no place
         sequence: list[int] = []
-        now_ns, latest_ns = 0, end_ns - sum(first_ns)  # latest_ns: when this first phase and all later ones must begin
+        now_ns, latest_ns = 0, end_ns - sum(phase_ns)  # latest_ns: when this first phase and all later ones must begin
         for index, message in enumerate(plan.messages):
             while waiting and now_ns < ready_ns[index]:
                 urgent = min(waiting, key=lambda each: plan.messages[each].priority)
-                if now_ns + second_ns[urgent] > latest_ns:
+                if now_ns + phase_ns[urgent] > latest_ns:
                     break
                 waiting.remove(urgent)
                 sequence.append(urgent)
-                now_ns += second_ns[urgent]
+                now_ns += phase_ns[urgent]
             sequence.append(index)
-            now_ns = max(now_ns, ready_ns[index]) + first_ns[index]
-            latest_ns += first_ns[index]
+            now_ns = max(now_ns, ready_ns[index]) + phase_ns[index]
+            latest_ns += phase_ns[index]
             if message.two_phase:
                 waiting.append(index)
         return tuple(sequence)
 
-    def _phases_ns(self, plan: Plan, network: Network) -> tuple[list[int], list[int]]:
-        """What the first and the second phase of each message take. A phase takes half of the message's time, and half of
-        the least time of any message, which other messages hide now and then.
+    def _phase_ns(self, plan: Plan, index: int, network: Network) -> int:
+        """What each phase of a message takes. One of two takes half of the message's time, and half of the least time of any
+        message, which other messages hide now and then.
         """
-        costs_ns = [network.cost_ns(plan.sum_bytes(index, network.workers)) for index in range(len(plan.messages))]
-        half_ns = [cost_ns // 2 + network.min_message_ns // 2 for cost_ns in costs_ns]
-        whole = zip(plan.messages, half_ns, costs_ns, strict=True)
-        return [half if message.two_phase else cost for message, half, cost in whole], half_ns
+        cost_ns = network.cost_ns(plan.sum_bytes(index, network.workers))
+        return cost_ns // 2 + network.min_message_ns // 2 if plan.messages[index].two_phase else cost_ns
 
 
 class _Deal:

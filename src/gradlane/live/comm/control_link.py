@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -16,8 +16,7 @@ class Link:
         heard: when something came last, in seconds. Whoever has never been heard is not silent: rank 0 may not have
             come to it yet.
         said_bye: whether it has left in order.
-        was_slow: whether its interpreter did not run for long, and one line has said so.
-        was_silent: whether it said nothing for long, and one line has said so.
+        warned_of: what of it one line has said: that its interpreter did not run for long, or that it said nothing.
         origin: where a stranger has called from.
         is_spared: whether this rank, away itself, has begun to listen anew since `heard`.
     """
@@ -25,8 +24,7 @@ class Link:
     rank: int | None = None
     heard: float = math.inf
     said_bye: bool = False
-    was_slow: bool = False
-    was_silent: bool = False
+    warned_of: set[str] = field(default_factory=set)
     is_spared: bool = False
     origin: Hashable = None
 

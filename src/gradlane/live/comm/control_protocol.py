@@ -348,29 +348,28 @@ class ControlProtocol(Generic[Connection]):
                 )
                 self._find(Cause.STALLED, rank, text)  # which is sent to it, too: it may come back
                 self._drop(connection)
-            elif silent_s > SILENT_S and not link.was_silent and self._speaks:
-                link.was_silent = True
+            elif silent_s > SILENT_S:
                 text = (
-                    f"rank {self._ranks[rank]} has said nothing for {silent_s:.0f} s and its connection is open (stopped, or "
-                    f"cut off?): waiting for it, for up to {self._stall_timeout_s:g} s (stall_timeout=)"
+                    f"has said nothing for {silent_s:.0f} s and its connection is open (stopped, or cut off?): waiting for it, "
+                    f"for up to {self._stall_timeout_s:g} s (stall_timeout=)"
                 )
-                self._actions.append(Warn(text))
+                self._warn_once(link, rank, "silence", text)
 
     # -- what follows ------------------------------------------------------------------------------
 
-    @property
-    def _speaks(self) -> bool:
-        """Whether this rank warns of others: rank 0 does, and rank 1, which is connected to rank 0 alone."""
-        return self._rank <= 1
-
     def _look_for_slowness(self, link: Link, rank: int, not_run_s: float) -> None:
-        if not_run_s > min(SILENT_S, self._stall_timeout_s) and not link.was_slow and self._speaks:
-            link.was_slow = True
+        if not_run_s > min(SILENT_S, self._stall_timeout_s):
             text = (
-                f"rank {self._ranks[rank]} is alive, but its interpreter has not run for {not_run_s:.0f} s (a long call that "
-                f"keeps Python's lock?): waiting for it, for up to {self._timeout_s:.0f} s (timeout=)"
+                f"is alive, but its interpreter has not run for {not_run_s:.0f} s (a long call that keeps Python's lock?): "
+                f"waiting for it, for up to {self._timeout_s:.0f} s (timeout=)"
             )
-            self._actions.append(Warn(text))
+            self._warn_once(link, rank, "slowness", text)
+
+    def _warn_once(self, link: Link, rank: int, of: str, text: str) -> None:
+        """Warn of `rank`, unless that was done. One rank does so: rank 0, or rank 1 about rank 0."""
+        if self._rank <= 1 and of not in link.warned_of:
+            link.warned_of.add(of)
+            self._actions.append(Warn(f"rank {self._ranks[rank]} {text}"))
 
     @property
     def slowest(self) -> Slowest | None:

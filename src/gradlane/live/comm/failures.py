@@ -301,9 +301,9 @@ class Failures:
 
     @contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """Raise the job's failure in place of an error with which torch.distributed refuses to begin a collective.
+        """Raise the job's failure where torch.distributed raises an error of its own as a collective begins.
 
-        Once a rank is gone, NCCL refuses at the beginning. Gloo reports the failure when the collective ends.
+        NCCL does so once a rank is gone. Gloo reports that when the collective ends.
 
         Args:
             what: names in error messages what is begun.

@@ -3,7 +3,7 @@
 For `gradlane advise`. The script knows nothing of it: the class that it wraps its model in notes
 times, and steps are counted by its optimizer. After some steps as they are come a few with a
 communication hook, which knows what is sent when. Then the network is measured, between two steps.
-Steps in which nothing is summed follow, for computing alone. Replicas differ from then on, so the
+The last steps sum nothing, so that they show computing alone. They make replicas differ, so the
 script is ended right after them, on all ranks.
 """
 

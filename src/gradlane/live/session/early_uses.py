@@ -93,12 +93,12 @@ def _replace(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs:
 
 
 def _change(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
-    def change(gradient: torch.Tensor) -> None:
-        func([gradient] if func in _OF_MANY else gradient, *args[1:], **kwargs)
+    def change(*slots: torch.Tensor) -> None:
+        func(list(slots) if func in _OF_MANY else slots[0], *args[1:], **kwargs)
 
     there = [gradient.slot for gradient in gradients if not gradient.reads.puts_off(gradient.tracked, change)]
     if there:
-        func(there if func in _OF_MANY else there[0], *args[1:], **kwargs)
+        change(*there)
     return (args[0],)
 
 
