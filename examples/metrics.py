@@ -1,7 +1,7 @@
 """What each step takes and waits for, as CSV and to the monitoring that is named.
 
 gradlane launch --nproc 2 examples/metrics.py
-gradlane launch --nproc 2 examples/metrics.py --to prometheus
+gradlane launch --nproc 2 examples/metrics.py --to prometheus --steps 100000
 gradlane launch --nproc 2 examples/metrics.py --to tensorboard --to wandb
 """
 
@@ -100,6 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--to", choices=EXPORTS, action="append", default=[])
     parser.add_argument("--drop-in", action="store_true", help="wrap the model instead of attaching to it")
+    parser.add_argument("--steps", type=int, default=20, help="how many steps to train (default: 20)")
     options = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -113,7 +114,7 @@ def main() -> None:
     exports = [EXPORTS[name]() for name in options.to if name in FROM_EACH_RANK or dist.get_rank() == 0]
     table = csv.writer(sys.stdout)
 
-    for step in range(20):
+    for step in range(options.steps):
         optimizer.zero_grad()
         model(torch.randn(32, 64)).square().mean().backward()
         optimizer.step()
@@ -124,7 +125,7 @@ def main() -> None:
         metrics = session.metrics()
         for export in exports:
             export(metrics)
-        if step >= 15 and dist.get_rank() == 0:
+        if step >= options.steps - 5 and dist.get_rank() == 0:
             table.writerow([step, metrics["policy"], metrics["messages"], metrics["step_seconds"], metrics["exposed_seconds"]])
 
     dist.destroy_process_group()
