@@ -475,6 +475,16 @@ def test_files_and_anchors_that_are_named_are_there(document: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@each_document
+def test_each_table_has_its_heading(document: str) -> None:
+    """A row after a blank line is shown as text: it belongs to no table."""
+    lines = ["", *(ROOT / document).read_text().splitlines(), ""]
+    rows = [line.startswith("|") for line in lines]
+    begins = [at for at in range(1, len(lines) - 1) if rows[at] and not rows[at - 1]]
+    wrong = [f"{document}:{at}: {lines[at][:60]}" for at in begins if not re.fullmatch(r"\|[-:| ]+\|", lines[at + 1])]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_each_fault_that_is_said_to_be_tested_is_the_name_of_a_test() -> None:
     """bench/notes/faults.md names tests as `file`: words of the test's name."""
     wrong, checked = [], 0
