@@ -100,6 +100,19 @@ def a_second_optimizer_later(wrapper: Any, model: Any, generator: torch.Generato
     return session is not None and [type(one).__name__ for one in session.optimizers]
 
 
+def a_part_frozen_between_forward_and_backward(wrapper: Any, model: Any, generator: torch.Generator) -> None:
+    """Its gradients are zeros, not None, since torch's class was not asked to find unused parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    for step in range(8):
+        x, y = model.batch(generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(wrapper(x), y)
+        model.layers[step % 3].requires_grad_(step < 3)
+        loss.backward()
+        model.layers[step % 3].requires_grad_(True)
+        optimizer.step()
+
+
 def an_optimizer_of_each_phase(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     for optimizer in (momentum(model), adam(model)):
         for _ in range(5):
@@ -223,6 +236,7 @@ LOOPS = {
         joins_as_one_of_several,
         a_second_optimizer_later,
         an_optimizer_of_each_phase,
+        a_part_frozen_between_forward_and_backward,
         validated_with_the_module_alone_back_in_training,
         trained_in_evaluation_mode,
         trained_on_after_close,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch.nn import functional as F
 
 from tests.live.loops.job import STEPS, Job, Mlp, adam, loop
@@ -338,3 +340,29 @@ def a_model_trained_in_evaluation_mode(job: Job) -> None:
     """Running statistics are used and not changed, as in fine-tuning."""
     job.model.eval()
     _train(job, lambda step: None)
+
+
+class Redirected(Convolutions):
+    """Its forward pass calls the model once more, and a metric averages over the ranks there: Lightning's `training_step`."""
+
+    def forward(self, x: torch.Tensor, redirected: bool = True) -> torch.Tensor:
+        if not redirected:
+            return super().forward(x)
+        outputs = self(x, redirected=False)
+        dist.all_reduce(outputs.detach().mean())
+        return outputs
+
+
+@loop(model=Redirected)
+def a_forward_pass_that_calls_the_model(job: Job) -> None:
+    _train(job, lambda step: None)
+
+
+@loop(model=Redirected)
+def a_forward_pass_that_calls_the_model_and_may_raise(job: Job) -> None:
+    def fail(step: int) -> None:
+        for redirected in (True, False):
+            with contextlib.suppress(RuntimeError, ValueError):
+                job.call(torch.zeros(3), redirected=redirected)
+
+    _train(job, fail)

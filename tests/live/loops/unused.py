@@ -291,6 +291,19 @@ def a_trunk_frozen_while_a_head_warms_up(job: Job) -> None:
         job.optimizer.step()
 
 
+@loop(ddp=UNUSED, defers=None)
+def a_part_frozen_between_forward_and_backward(job: Job) -> None:
+    for step in range(STEPS + 1):
+        part = job.model.layers[step % 3]
+        job.optimizer.zero_grad()
+        loss = job.loss()
+        part.requires_grad_(step < 3 or (step == 5 and job.rank == 1))
+        loss.backward()
+        job.see("gradients", sum(param.grad is None for param in job.model.parameters()))
+        job.optimizer.step()
+        part.requires_grad_(True)
+
+
 class FrozenAtFirst(Mlp):
     def __init__(self) -> None:
         super().__init__()

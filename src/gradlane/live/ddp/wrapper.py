@@ -242,6 +242,8 @@ class DistributedDataParallel(TorchDDP):
             self._kept_by_torch = "one rank trains alone"  # as everybody knows
             return
         session.sync = self._syncs
+        if not self.find_unused_parameters:
+            session.fill_in()
         self._session = session
         _of_wrappers.add(session)
         weakref.finalize(self, _abandon, session).atexit = False

@@ -93,7 +93,7 @@ class ServedIterations:
     # -- forward ---------------------------------------------------------------------------------------
 
     @in_turn
-    def before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+    def before_forward(self, module: torch.nn.Module, compiling: bool, nested: bool) -> None:
         self.check()
         if inside_a_backward_pass():
             return  # activation checkpointing runs the model again
@@ -105,7 +105,7 @@ class ServedIterations:
             self.flush()
         else:
             self.passes.hook_compiled_parts()
-        if self.buffers is not None:
+        if self.buffers is not None and not nested:
             self.buffers.before_forward()
 
     def before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
@@ -122,10 +122,10 @@ class ServedIterations:
         else:
             self.before_compiled(module, True, None)
 
-    def after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+    def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass():
             return
-        if self.passes.forward_ended(module, output) and self.buffers is not None:
+        if self.passes.forward_ended(module, nested, output) and self.buffers is not None:
             self.buffers.after_forward()
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 
@@ -108,6 +110,18 @@ def is_last(optimizer: torch.optim.Optimizer) -> bool:
 def inside_a_backward_pass() -> bool:
     """Whether autograd runs a backward pass on this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+_CALLED = torch.nn.Module._wrapped_call_impl.__code__  # `Module.__call__`, also of a compiled module
+
+
+def is_called_inside_itself(module: torch.nn.Module) -> bool:
+    """Whether a call of `module` runs on this thread inside of another call of it; asked from a hook of the inner one."""
+    calls, frame = 0, cast(FrameType | None, sys._getframe())
+    while frame is not None and calls < 2:
+        calls += frame.f_code is _CALLED and frame.f_locals.get("self") is module
+        frame = frame.f_back
+    return calls == 2
 
 
 def is_traced() -> bool:

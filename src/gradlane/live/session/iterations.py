@@ -97,7 +97,7 @@ class Iterations:
     # -- forward -----------------------------------------------------------------------------------
 
     @in_turn
-    def before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+    def before_forward(self, module: torch.nn.Module, compiling: bool, nested: bool) -> None:
         """The model is called."""
         parts = self.parts
         parts.failures.check()
@@ -109,6 +109,8 @@ class Iterations:
             return
         self.passes.refuse_wrappers(inside=not parts.settled)
         trains = torch.is_grad_enabled() and module.training
+        if nested and trains and self._in_forward:
+            return  # a part of the pass that runs
         if trains:
             parts.gpu.refuse_capture("the model's forward pass in training")
         elif parts.gpu.is_captured:
@@ -129,7 +131,7 @@ class Iterations:
             self.settle()
         elif not parts.settled:
             self.passes.hook_compiled_parts()
-        if not parts.left_alone:
+        if not (parts.left_alone or nested):
             parts.refused_aloud(
                 lambda buffers: buffers.before_forward(parts.failures.wait_until, module.training, parts.settled)
             )
@@ -190,18 +192,25 @@ class Iterations:
             self._gradients.give_all()
 
     @in_turn
-    def after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+    def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
         """The model has returned `output`."""
         if inside_a_backward_pass() or is_traced():
             return
-        self._gradients.take_back()
+        if not nested:
+            self._gradients.take_back()
         if not torch.is_grad_enabled():
             return
-        self._in_forward = False
-        self._measuring.forward_ended()
-        self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now_ns())
-        if self.passes.forward_ended(module, output):
+        if not nested:
+            self._forward_is_over()
+        if self.passes.forward_ended(module, nested, output):
             self.parts.refused_aloud(BufferSync.after_forward)
+
+    def _forward_is_over(self) -> None:
+        """A forward pass has ended; or its backward pass begins, also inside of a call of the model."""
+        if self._in_forward:
+            self._in_forward = False
+            self._measuring.forward_ended()
+            self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now_ns())
 
     def use(self, tracked: Tracked) -> None:
         """Called before the first use of a guarded parameter, on any thread."""
@@ -235,6 +244,7 @@ class Iterations:
     def _begin_iteration(self) -> None:
         parts = self.parts
         parts.failures.check()
+        self._forward_is_over()
         unread = list(self._updates)
         self.settle()
         self.verify()

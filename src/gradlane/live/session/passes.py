@@ -18,7 +18,7 @@ from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.session import interruptions
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.guards import PendingGradient
-from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_compiled, tensors_in
+from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_called_inside_itself, is_compiled, tensors_in
 from gradlane.live.session.torch_patches import before_compiled_code, forget, guard_torchscript, take_as_a_tensor
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.torch_versions import keeps_graph
@@ -37,10 +37,10 @@ class Listener(interruptions.Interruptible, Protocol):
     def counting(self) -> bool:
         """Whether this iteration counts how often each hook fires in a backward pass; all gradients are sent at its end."""
 
-    def before_forward(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """The model is called; `compiling` from inside a compiled region."""
+    def before_forward(self, module: torch.nn.Module, compiling: bool, nested: bool) -> None:
+        """The model is called; `compiling` from inside a compiled region, `nested` from inside of another call of it."""
 
-    def after_forward(self, module: torch.nn.Module, compiling: bool, output: Any) -> None:
+    def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
         """The model has returned `output`."""
 
     def before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
@@ -91,6 +91,8 @@ class Passes:
         closed: the hooks are gone.
         was_evaluated: the last forward pass with gradients ran in evaluation mode.
         forward_was_seen: the model was called with gradients since the last sum.
+        fills_in: a parameter whose hook fires without a gradient gets zeros, as under DDP without `find_unused_parameters`;
+            otherwise it counts as unused.
     """
 
     def __init__(
@@ -103,12 +105,13 @@ class Passes:
         self.model, self._tracked, self._listener = model, tracked, listener
         self._complete = listener.complete
         self.sync = True
-        self._in_backward = False
+        self.fills_in = self._in_backward = False
         self.closed = self.was_evaluated = self.forward_was_seen = False
         # whether a forward pass since the last sum was outside of `no_sync()`; None: there was none
         self._forward_summed: bool | None = None
         self._compiled_parts: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._known = {id(each.param) for each in tracked}
+        self._calls = 0  # of the model, each inside of the one before; one that has raised counts until the next begins
         self._handles: list[Any] = []
         guard_torchscript()
         take_as_a_tensor(PendingGradient)
@@ -119,8 +122,8 @@ class Passes:
             handle = each.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             each.hook = handle.id
             hold(handle)
-        hold(model.register_forward_pre_hook(ModuleHook(listener.before_forward)))
-        hold(model.register_forward_hook(ModuleHook(listener.after_forward)))
+        hold(model.register_forward_pre_hook(ModuleHook(self._call_begins)))
+        hold(model.register_forward_hook(ModuleHook(self._call_ended)))
         hold(model.register_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
         # the public name of this is new in PyTorch 2.5
         hold(model._register_load_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
@@ -177,7 +180,19 @@ class Passes:
 
     # -- forward ------------------------------------------------------------------------------------
 
-    def forward_ended(self, module: torch.nn.Module, output: Any) -> bool:
+    def _call_begins(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
+        """Hook. Lightning calls `training_step` as the model's forward, and that calls the model: a call inside of a call."""
+        nested = self._calls > 0 and is_called_inside_itself(module)
+        self._calls = self._calls + 1 if nested else 1
+        self._listener.before_forward(module, compiling, nested)
+
+    def _call_ended(self, module: torch.nn.Module, _: bool, output: Any) -> None:
+        """Hook."""
+        nested = self._calls > 1 and is_called_inside_itself(module)
+        self._calls = self._calls - 1 if nested else 0
+        self._listener.after_forward(module, nested, output)
+
+    def forward_ended(self, module: torch.nn.Module, nested: bool, output: Any) -> bool:
         """Note the end of a forward pass with gradients.
 
         Returns:
@@ -190,6 +205,8 @@ class Passes:
             self._forward_summed = False
             return False
         self._hook_outputs(output)
+        if nested:  # a backward pass may follow inside of the outer call
+            return False
         self.was_evaluated = self.sync and not module.training
         return self.sync and module.training
 
@@ -244,13 +261,17 @@ class Passes:
             self._forward_summed = None  # no other pass can go through that forward pass's graph
         return False
 
-    def _gradient_ready(self, tracked: Tracked, _: torch.nn.Parameter) -> None:
+    def _gradient_ready(self, tracked: Tracked, param: torch.nn.Parameter) -> None:
         """Hook: autograd has accumulated into `.grad`, more than once under checkpoints."""
         if not self._in_backward:
             if not self._sums:
-                tracked.accumulated = True
+                tracked.accumulated = param.grad is not None
                 return
             self._listener.begin()
+        if param.grad is None:  # it was frozen after its forward pass
+            if not self.fills_in:
+                return
+            param.grad = torch.zeros_like(param)
         tracked.fired += 1
         if tracked.fired == tracked.expected:
             self._complete(tracked)
