@@ -231,7 +231,7 @@ class DistributedDataParallel(TorchDDP):
             return
         options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
         policy = options.pop("policy", None)
-        wrapped = Wrapped(self.require_forward_param_sync, frozenset(self.parameters_to_ignore))
+        wrapped = Wrapped(self.require_forward_param_sync, frozenset(self.parameters_to_ignore), self.find_unused_parameters)
         self._own_gradients()
         try:
             session = attach_from(self.module, self._optimizers, policy, self.process_group, options, wrapped)
@@ -242,8 +242,6 @@ class DistributedDataParallel(TorchDDP):
             self._kept_by_torch = "one rank trains alone"  # as everybody knows
             return
         session.sync = self._syncs
-        if not self.find_unused_parameters:
-            session.fill_in()
         self._session = session
         _of_wrappers.add(session)
         weakref.finalize(self, _abandon, session).atexit = False

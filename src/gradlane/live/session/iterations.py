@@ -58,7 +58,7 @@ class Iterations:
         self._forward_began_ns = self._backward_began_ns = 0
         self._in_forward = False
         self._take_up(first_plan)
-        self.passes = Passes(job.model, parts.tracked, job.optimizers, self)
+        self.passes = Passes(job.model, parts.tracked, job.optimizers, self, fills_in=not job.finds_unused)
 
     def _take_up(self, plan: Plan) -> None:
         """Put `plan` in force. No message may be in flight, and no update deferred."""

@@ -28,6 +28,8 @@ class Job:
         timeout_s: seconds after which waiting for another rank is an error.
         wire_dtype: "bfloat16" or "float16", as which float32 gradients travel; None for float32.
         ignored: names of parameters and buffers that DDP is told to ignore; each rank keeps its own.
+        finds_unused: a parameter that was frozen after its forward pass counts as unused, as under DDP with
+            `find_unused_parameters`; if not, its gradient is zeros.
     """
 
     model: torch.nn.Module
@@ -39,6 +41,7 @@ class Job:
     timeout_s: float
     wire_dtype: str | None = None
     ignored: frozenset[str] = frozenset()
+    finds_unused: bool = True
 
     @property
     def world(self) -> int:

@@ -85,14 +85,13 @@ class Passes:
         tracked: its trained parameters.
         optimizers: that have them.
         listener: is told.
+        fills_in: a parameter that was frozen after its forward pass has a gradient of zeros; otherwise it counts as unused.
 
     Attributes:
         sync: whether backward passes sum gradients; `no_sync()` sets it, and so may whoever wraps the model.
         closed: the hooks are gone.
         was_evaluated: the last forward pass with gradients ran in evaluation mode.
         forward_was_seen: the model was called with gradients since the last sum.
-        fills_in: a parameter whose hook fires without a gradient gets zeros, as under DDP without `find_unused_parameters`;
-            otherwise it counts as unused.
     """
 
     def __init__(
@@ -101,11 +100,12 @@ class Passes:
         tracked: Sequence[Tracked],
         optimizers: Sequence[torch.optim.Optimizer],
         listener: Listener,
+        fills_in: bool = False,
     ) -> None:
         self.model, self._tracked, self._listener = model, tracked, listener
         self._complete = listener.complete
         self.sync = True
-        self.fills_in = self._in_backward = False
+        self._in_backward, self._fills_in = False, fills_in
         self.closed = self.was_evaluated = self.forward_was_seen = False
         # whether a forward pass since the last sum was outside of `no_sync()`; None: there was none
         self._forward_summed: bool | None = None
@@ -269,7 +269,7 @@ class Passes:
                 return
             self._listener.begin()
         if param.grad is None:  # it was frozen after its forward pass
-            if not self.fills_in:
+            if not self._fills_in:
                 return
             param.grad = torch.zeros_like(param)
         tracked.fired += 1

@@ -345,10 +345,6 @@ class Session:
     def sync(self, sync: bool) -> None:
         self._passes.sync = sync
 
-    def fill_in(self) -> None:
-        """Let a parameter that was frozen after its forward pass have zeros, as under DDP without `find_unused_parameters`."""
-        self._passes.fills_in = True
-
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Let backward passes inside accumulate gradients on this rank only, as DDP's `no_sync`.
 

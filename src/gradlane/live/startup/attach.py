@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -181,10 +181,12 @@ class Wrapped:
     Args:
         buffers_are_due: the next forward pass begins with rank 0's buffers; the same on all ranks.
         ignored: names of the parameters and buffers that torch's class was told to ignore when it wrapped the model.
+        finds_unused: it was told to find unused parameters.
     """
 
     buffers_are_due: bool
-    ignored: frozenset[str] = frozenset()
+    ignored: frozenset[str]
+    finds_unused: bool
 
 
 def attach_from(
@@ -210,6 +212,8 @@ def attach_from(
     alone = trains_alone()
     ignored = ignored_in(model) if wrapped is None else wrapped.ignored
     job = job_of(model, optimizer, process_group, resolved.stepping.timeout, resolved.carrier.wire_dtype, ignored)
+    if wrapped is not None:
+        job = replace(job, finds_unused=wrapped.finds_unused)
     if alone or (job.world == 1 and resolved.asks_for_nothing):
         note_attached()
         return IdleSession(model)
