@@ -23,6 +23,7 @@ from gradlane.errors import UnsupportedError
 from tests.live.cases import differences
 from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
 from tests.live.loops.buffers import Scaled
+from tests.live.models import Convolutions
 from tests.live.networks import UntilAwaited, counting_deferred_updates, slow_network
 
 OPTIONS = {"policy": "blocks", "network": GIVEN, "profile_iterations": 1, "timeout": 20}
@@ -267,6 +268,34 @@ def a_hook_that_wire_dtype_does(rank: int, world: int) -> tuple[bool, bool]:
     options = {**OPTIONS, "wire_dtype": "float16"}
     found, is_torchs = _trained(rank, lambda model: gradlane.DistributedDataParallel(model, options=options), register)
     return all(torch.allclose(found[name], value, atol=1e-3) for name, value in reference.items()), not is_torchs
+
+
+def the_module_called_by_itself(rank: int, world: int) -> tuple[list[str], list[float], list[float]]:
+    """What differs, and what was seen under torch's class and under gradlane's, where the script calls the module without its
+    wrapper, in training mode and not, on one rank and on both: no rank gets rank 0's buffers then.
+    """
+
+    def train(wrap: Callable[..., Any]) -> tuple[Any, list[float]]:
+        torch.manual_seed(7)
+        model, generator = Convolutions(), torch.Generator().manual_seed(1000 + rank)
+        wrapper, optimizer, seen = wrap(model), momentum(model), []
+        for step in range(9):
+            _step(wrapper, model, optimizer, generator)
+            model.train(step % 3 > 0)
+            if step % 2 or rank:
+                with torch.no_grad():
+                    seen.append(model(model.batch(generator)[0]).sum().item())
+            model.train()
+            seen.append(model.features[1].running_mean.sum().item())
+        found = bits(model, None)
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            _close(wrapper)
+        return found, seen
+
+    reference, torchs = train(TorchDDP)
+    with slow_network():
+        found, ours = train(_wrap)
+    return differences(reference, found), torchs, ours
 
 
 def two_models(rank: int, world: int) -> tuple[list[str], list[bool]]:

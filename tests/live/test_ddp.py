@@ -75,6 +75,12 @@ def test_a_hook_that_compresses_to_what_wire_dtype_names_leaves_the_sums_to_grad
     assert two_ranks.run("tests.live.ddp:a_hook_that_wire_dtype_does") == [(True, True)] * 2
 
 
+def test_the_module_called_without_its_wrapper_keeps_each_ranks_buffers(two_ranks):
+    for differs, torchs, ours in two_ranks.run("tests.live.ddp:the_module_called_by_itself"):
+        assert differs == []
+        assert ours == torchs
+
+
 def test_two_wrapped_models_are_both_scheduled(two_ranks):
     assert two_ranks.run("tests.live.ddp:two_models") == [([], [True, True])] * 2
 

@@ -366,3 +366,29 @@ def a_forward_pass_that_calls_the_model_and_may_raise(job: Job) -> None:
                 job.call(torch.zeros(3), redirected=redirected)
 
     _train(job, fail)
+
+
+@loop(model=Convolutions, defers=None, says=None)
+def averages_swapped_in_through_data_for_an_evaluation(job: Job) -> None:
+    """As Lightning's WeightAveraging does it: no tensor's version tells of it, and ranks average other statistics."""
+    averages = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+
+    def swap() -> None:
+        for name, tensor in job.model.state_dict().items():
+            kept = averages[name].clone()
+            averages[name].copy_(tensor)
+            tensor.data.copy_(kept)
+
+    def evaluate(step: int) -> None:
+        for name, tensor in job.model.state_dict().items():
+            if tensor.is_floating_point():
+                averages[name].mul_(0.5).add_(tensor * 0.5)
+        if step % 2:
+            swap()
+            job.call.eval()
+            with torch.no_grad():
+                job.see("evaluation", job.loss())
+            job.call.train()
+            swap()
+
+    _train(job, evaluate)

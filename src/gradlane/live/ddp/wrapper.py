@@ -242,6 +242,7 @@ class DistributedDataParallel(TorchDDP):
             self._kept_by_torch = "one rank trains alone"  # as everybody knows
             return
         session.sync = self._syncs
+        session.moves_buffers = False  # a script may call the module itself, for which torch's class sends none
         self._session = session
         _of_wrappers.add(session)
         weakref.finalize(self, _abandon, session).atexit = False
@@ -327,8 +328,12 @@ class DistributedDataParallel(TorchDDP):
         if self.device_ids:
             moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
             inputs, kwargs = moved[0], moved_kwargs[0]
-        with _compiled_for(_Split(self.bucket_bytes_cap)):
-            return self.module(*inputs, **kwargs)
+        session, self._session.moves_buffers = self._session, True
+        try:
+            with _compiled_for(_Split(self.bucket_bytes_cap)):
+                return self.module(*inputs, **kwargs)
+        finally:
+            session.moves_buffers = False
 
     def _inside_ddp_forward(self) -> Any:
         """As torch's, which tells the compiler by way of a class that `replace_ddp` may have replaced."""

@@ -131,7 +131,7 @@ class Iterations:
             self.settle()
         elif not parts.settled:
             self.passes.hook_compiled_parts()
-        if not (parts.left_alone or nested):
+        if self.passes.moves_buffers and not (parts.left_alone or nested):
             parts.refused_aloud(
                 lambda buffers: buffers.before_forward(parts.failures.wait_until, module.training, parts.settled)
             )

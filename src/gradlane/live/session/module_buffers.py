@@ -110,11 +110,6 @@ class _Message:
         return torch.equal(self.bytes[_HEADER:], other.bytes[_HEADER:])
 
 
-def _versions_of(buffers: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Identity and version of each buffer, which stay equal while a script changes none."""
-    return [(id(buffer), buffer._version) for buffer in buffers]
-
-
 def places_of_buffers(
     model: torch.nn.Module, ignored: Container[str] = ()
 ) -> tuple[list[tuple[dict[str, torch.Tensor | None], str]], list[str]]:
@@ -196,7 +191,6 @@ class BufferSync:
         self._sent_to_evaluate = -1
         # the last evaluation: `_ended` then, and the message whose values it used
         self._evaluated: tuple[int, _Message | None] = (-1, None)
-        self._versions: list[tuple[int, int]] = []  # of the buffers after the last forward pass
         self._script_changes = False  # rank 0's script has changed one between two forward passes
         self._closed = False
         self._closing = threading.Lock()  # the control channel's thread may announce while this one closes
@@ -244,9 +238,9 @@ class BufferSync:
 
     def _lay_out(self, buffers: Sequence[torch.Tensor]) -> None:
         self._dtypes, self._shapes = [buffer.dtype for buffer in buffers], [buffer.shape for buffer in buffers]
-        # rank 0: its values when the last forward pass ended; elsewhere: those it began with
-        self._last = _Message(buffers)
-        self._idle: list[_Message] = []  # rank 0: with the layout of `_last`, and not in flight
+        self._last = _Message(buffers)  # elsewhere than on rank 0: the values that the last forward pass began with
+        self._left = self._last.alike()  # the values when the last forward pass ended
+        self._idle: list[_Message] = []  # with the layout of `_last`, and not in flight
 
     # -- forward passes ----------------------------------------------------------------------------
 
@@ -282,8 +276,8 @@ class BufferSync:
         self._due_to_train = self._due_to_evaluate = True
         self._ended += 1
         buffers = self._buffers()
-        if self._rank == 0 and self._may_be_early:
-            self._last.fill(buffers)
+        if self._may_be_early:
+            self._left.fill(buffers)
         if self._at_end:
             if self._rank == 0:
                 self._regular.append(self._send(_REGULAR, buffers))
@@ -293,7 +287,6 @@ class BufferSync:
                     self._regular.popleft()
                 self._ask()
                 self._regular[0].must_come = True
-        self._versions = _versions_of(buffers)
 
     def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool) -> None:
         """Rank 0: send the buffers that are due before this forward pass."""
@@ -319,14 +312,14 @@ class BufferSync:
             self._send_extra(Extra.AGAIN, buffers)
 
     def _has_changed(self, buffers: Sequence[torch.Tensor]) -> bool:
-        """Whether rank 0's values differ from those at the end of the last forward pass.
+        """Whether this rank's values differ from those at the end of its last forward pass.
 
         Versions would not tell: `.data` and NumPy change values without a new version, and averages
         that are swapped in for an evaluation and out again change versions but no values.
         """
         now = self._filled(buffers)
         self._idle.append(now)
-        return not now.same_values(self._last)
+        return not now.same_values(self._left)
 
     def _listen(self, wait_until: WaitUntil, regular: bool) -> None:
         """Other ranks: take over the buffers that are due before this forward pass."""
@@ -334,7 +327,7 @@ class BufferSync:
         if regular:
             self._regular[0].must_come = True
         if self._at_end:
-            changed = _versions_of(self._buffers(converted=not regular)) != self._versions
+            changed = self._has_changed(self._buffers(converted=not regular))
             sent_at_end = self._wait(self._regular[0], wait_until)
             self._check(sent_at_end, wait_until)
             self._last = sent_at_end

@@ -92,6 +92,7 @@ class Passes:
         closed: the hooks are gone.
         was_evaluated: the last forward pass with gradients ran in evaluation mode.
         forward_was_seen: the model was called with gradients since the last sum.
+        moves_buffers: DDP would send rank 0's buffers for calls of the model; not if the script calls what it has wrapped.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Passes:
     ) -> None:
         self.model, self._tracked, self._listener = model, tracked, listener
         self._complete = listener.complete
-        self.sync = True
+        self.sync = self.moves_buffers = True
         self._in_backward, self._fills_in = False, fills_in
         self.closed = self.was_evaluated = self.forward_was_seen = False
         # whether a forward pass since the last sum was outside of `no_sync()`; None: there was none
@@ -207,8 +208,8 @@ class Passes:
         self._hook_outputs(output)
         if nested:  # a backward pass may follow inside of the outer call
             return False
-        self.was_evaluated = self.sync and not module.training
-        return self.sync and module.training
+        self.was_evaluated = self.sync and self.moves_buffers and not module.training
+        return self.sync and self.moves_buffers and module.training
 
     def _hook_outputs(self, output: Any) -> None:
         """Hook the model's output, so that a backward pass is noticed where it begins.

@@ -345,6 +345,15 @@ class Session:
     def sync(self, sync: bool) -> None:
         self._passes.sync = sync
 
+    @property
+    def moves_buffers(self) -> bool:
+        """Whether calls of the model begin with rank 0's buffers; a wrapper sets it for its own calls."""
+        return self._passes.moves_buffers
+
+    @moves_buffers.setter
+    def moves_buffers(self, moves: bool) -> None:
+        self._passes.moves_buffers = moves
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Let backward passes inside accumulate gradients on this rank only, as DDP's `no_sync`.
 
