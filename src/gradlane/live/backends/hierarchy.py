@@ -6,9 +6,9 @@ with the ranks that own the same part on the other hosts. So a host sends 2 (H -
 bytes, where a ring through all ranks sends 2 (H G - 1) / (H G) of them.
 
 A message goes in pieces, so that one piece is between hosts while the next is summed on its host.
-torch.distributed requires that all ranks issue collectives in one order, but pieces leave a stage in
-an order of its own on each rank. So each stage has a process group of its own, and takes pieces in the
-order in which the first stage got them.
+All ranks must issue the collectives of a process group in one order, but pieces leave a stage in
+another order on each rank. So each stage has its own process group, and takes pieces in the order of
+the first stage.
 """
 
 from __future__ import annotations

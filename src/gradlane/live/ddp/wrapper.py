@@ -328,7 +328,8 @@ class DistributedDataParallel(TorchDDP):
         if self.device_ids:
             moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
             inputs, kwargs = moved[0], moved_kwargs[0]
-        session, self._session.moves_buffers = self._session, True
+        session = self._session
+        session.moves_buffers = True
         try:
             with _compiled_for(_Split(self.bucket_bytes_cap)):
                 return self.module(*inputs, **kwargs)
