@@ -125,6 +125,24 @@ def beside_ddp(
     return differences(reference, found), sum(deferred)
 
 
+def recorded(rank: int, world: int, policy: str) -> list[str]:
+    """Gloo's collectives in the records of a profiler of each step, of a model with buffers and a script that clips."""
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    found = []
+    with gradlane.attach(model, optimizer, policy, network=network, backend="all-reduce", profile_iterations=1, timeout=20):
+        for _ in range(STEPS):
+            with torch.profiler.profile() as profiler:
+                optimizer.zero_grad()
+                model(torch.randn(8, 6)).sum().backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            found += [event.key for event in profiler.key_averages() if event.key.startswith("gloo:")]
+    return found
+
+
 def _trained(rank: int, setting: str, whole: bool, policy: Any, **options: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)
     model = Mlp()

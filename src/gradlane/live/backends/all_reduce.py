@@ -27,7 +27,7 @@ from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hos
 from gradlane.live.backends.owned_sum import Norms, OwnedSum
 from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, UnderWay, is_gloo
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, UnderWay, is_gloo, unrecorded
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
@@ -306,16 +306,16 @@ class AllReduceBackend:
             if two_phase is None:
                 # `dist.all_reduce` does the same after 13 us of checks
                 then = buffer.scatter if buffer.is_copy else None
-                self._report_end(message, [group.allreduce([buffer.tensor], self._sum)], then, on_done)
+                self._report_end(message, [unrecorded(lambda: group.allreduce([buffer.tensor], self._sum))], then, on_done)
             elif self.norms is None:
-                self._report_end(message, two_phase.scatter(group), two_phase.add, on_done)
+                self._report_end(message, unrecorded(lambda: two_phase.scatter(group)), two_phase.add, on_done)
             else:
 
                 def keep_own() -> None:
                     two_phase.add()
                     buffer.scatter()  # what others own comes again in the second phase
 
-                self._report_end(message, two_phase.scatter(group), keep_own, on_done)
+                self._report_end(message, unrecorded(lambda: two_phase.scatter(group)), keep_own, on_done)
             return False
 
         def queue() -> None:
@@ -347,7 +347,7 @@ class AllReduceBackend:
             buffer.scatter()
 
         if self._stream is None:
-            self._report_end(message, two_phase.gather(group), finish, on_done)
+            self._report_end(message, unrecorded(lambda: two_phase.gather(group)), finish, on_done)
             return False
 
         def queue() -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gradlane.live.backends.process_groups import OnEnd, ProcessGroups, UnderWay
+from gradlane.live.backends.process_groups import OnEnd, ProcessGroups, UnderWay, unrecorded
 from gradlane.live.backends.two_phase import TwoPhase
 from gradlane.transport import formation
 
@@ -167,7 +167,7 @@ class Stages:
                 piece = waiting.popleft()
                 piece.is_busy = True
                 try:
-                    works = piece.step.begin(self._groups[self._first + stage])
+                    works = unrecorded(partial(piece.step.begin, self._groups[self._first + stage]))
                 except Exception as error:  # a connection that broke before
                     begun.append((piece, error))
                 else:

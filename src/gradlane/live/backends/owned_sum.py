@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gradlane.core.plan import Ownership
-from gradlane.live.backends.process_groups import OnEnd, ProcessGroups
+from gradlane.live.backends.process_groups import OnEnd, ProcessGroups, unrecorded
 from gradlane.live.backends.two_phase import SEGMENT_BYTES
 
 NORMS_ARE_OF_THE_CPU = (
@@ -139,4 +139,4 @@ class Norms:
             self.are_there = error is None
             then(error)
 
-        self._groups.when_ended([self._groups[self._group].allreduce([told])], ended)
+        self._groups.when_ended([unrecorded(lambda: self._groups[self._group].allreduce([told]))], ended)

@@ -18,14 +18,17 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C import _autograd
 
 from gradlane.live.backends import calls
 from gradlane.live.backends.sockets import Sockets, open_sockets, shut_down
 from gradlane.live.torch_versions import new_process_group
+
+Begun = TypeVar("Begun")
 
 
 def is_gloo(group: Any, device: torch.device) -> bool:
@@ -40,6 +43,22 @@ def is_gloo(group: Any, device: torch.device) -> bool:
 def is_by_host(group: Any, device: torch.device) -> bool:
     """Whether the host carries out what `group` does with tensors on `device`; NCCL's takes its turn in a stream."""
     return device.type == "cpu" or is_gloo(group, device)
+
+
+def unrecorded(begin: Callable[[], Begun]) -> Begun:
+    """Call `begin`, which begins collectives that may end after this call, out of sight of torch's profilers.
+
+    Gloo's thread writes the end of a collective into the record of the profiler that ran at its begin. If that one has
+    stopped, as at the end of each step that a script profiles, its memory is another's: PyTorch 2.13 then writes a thread's
+    number into whatever is there.
+    """
+    if not _autograd._profiler_enabled():
+        return begin()
+    _autograd._enable_record_function(False)
+    try:
+        return begin()
+    finally:
+        _autograd._enable_record_function(True)
 
 
 _END_S = 5.0  # for sums to end once their connections are shut down, and for callbacks

@@ -1,4 +1,8 @@
-"""Entries of torch's profilers: "gradlane:all_reduce" and the like, from the call to its end, with the shapes of its inputs."""
+"""Entries of torch's profilers: "gradlane:all_reduce" and the like, from the call on, with the shapes of its inputs.
+
+In PyTorch 2.13 such an entry lasts until the profiler stops, and not until the collective ends. Its end would be written into
+the profiler's memory, which is another's if that profiler has stopped, and nothing in Python tells whether it has.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ def begin(name: str, inputs: Sequence[torch.Tensor]) -> Any:
 
 
 def end(entry: Any) -> None:
-    """End an entry of `begin`. The profilers call an entry asynchronous if another thread ends it than began it."""
+    """Let go of an entry of `begin`, on a thread that no profiler records: the profilers call the entry asynchronous."""
     thread = threading.Thread(target=_autograd._record_function_with_args_exit, args=(entry,))
     thread.start()
     thread.join()

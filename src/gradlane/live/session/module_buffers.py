@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from gradlane.errors import UnsupportedError
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
+from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host, unrecorded
 from gradlane.live.torch_versions import broadcast_from
 
 _ALIGN = 16
@@ -487,7 +487,7 @@ class BufferSync:
 
     def _start(self, message: _Message, group: int) -> _Message:
         message.ended = False
-        message.work = broadcast_from(0, message.bytes, self._groups[group], async_op=True)
+        message.work = unrecorded(lambda: broadcast_from(0, message.bytes, self._groups[group], async_op=True))
         if self._by_host:
 
             def end(error: BaseException | None) -> None:
