@@ -28,9 +28,6 @@ class Scaled(Mlp):
         return super().forward((x * self.scale + self.shift) * self.mask)
 
 
-AT_START = {"broadcast_buffers": "forward"}  # rank 0 alone changes them, and not from the first steps on
-
-
 def _see_buffers(job: Job) -> None:
     for name, buffer in job.model.named_buffers():
         job.see(name, buffer)
@@ -64,9 +61,27 @@ def a_buffer_changed_on_rank_1(job: Job) -> None:
     _train(job, lambda step: job.rank == 1 and job.model.scale.mul_(0.9))
 
 
-@loop(model=Scaled, attach=AT_START)
+@loop(model=Scaled)
 def a_buffer_changed_on_rank_0_late(job: Job) -> None:
     _train(job, lambda step: job.rank == 0 and job.model.scale.mul_(0.5), first=4)
+
+
+@loop(model=Convolutions)
+def a_buffer_changed_on_rank_0_late_through_data(job: Job) -> None:
+    _train(job, lambda step: job.rank == 0 and job.model.features[1].running_mean.data.mul_(0.5), first=4)
+
+
+@loop(model=Scaled)
+def a_buffer_changed_on_rank_0_late_before_an_evaluation(job: Job) -> None:
+    def evaluate(step: int) -> None:
+        if job.rank == 0:
+            job.model.scale.data.mul_(0.5)
+        job.call.eval()
+        with torch.no_grad():
+            job.see("evaluation", job.loss())
+        job.call.train()
+
+    _train(job, evaluate, first=4)
 
 
 @loop(model=Scaled, optimizer=adam)
@@ -100,7 +115,7 @@ def a_buffer_assigned_anew(job: Job) -> None:
     _train(job, change)
 
 
-@loop(model=Scaled, attach=AT_START)
+@loop(model=Scaled)
 def a_buffer_assigned_anew_on_rank_0(job: Job) -> None:
     def change(step: int) -> None:
         if job.rank == 0:
@@ -114,7 +129,7 @@ def a_mask_that_each_rank_draws(job: Job) -> None:
     _train(job, lambda step: job.model.mask.copy_(torch.rand(12, generator=job.generator) < 0.8))
 
 
-@loop(model=Scaled, attach=AT_START)
+@loop(model=Scaled)
 def buffers_loaded_on_rank_0(job: Job) -> None:
     def load(step: int) -> None:
         if job.rank == 0:
@@ -264,7 +279,7 @@ def running_statistics_reset(job: Job) -> None:
     _train(job, reset)
 
 
-@loop(model=Convolutions, attach=AT_START)
+@loop(model=Convolutions)
 def running_statistics_reset_on_rank_0(job: Job) -> None:
     _train(job, lambda step: job.rank == 0 and job.model.features[1].reset_running_stats(), first=3)
 

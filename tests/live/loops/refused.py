@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
-import torch.distributed as dist
 from torch import nn
 
-from tests.live.loops.buffers import Scaled
-from tests.live.loops.job import STEPS, Job, loop, momentum
+from tests.live.loops.job import STEPS, Job, loop
 
 REPLACED = "was replaced since attach"
 
@@ -49,22 +46,3 @@ def an_optimizer_that_steps_inside_backward(job: Job) -> None:
     for _ in range(STEPS):
         job.optimizer.zero_grad()
         job.loss().backward()
-
-
-_runs = itertools.count()
-
-
-@loop(model=Scaled, optimizer=momentum, refused="rank 0 alone changed a buffer")
-def a_buffer_changed_on_rank_0_when_others_have_gone_on(job: Job) -> None:
-    """Under DDP the others would wait for rank 0 where they have gone on here."""
-    store, key = dist.distributed_c10d._get_default_store(), f"gone on in {next(_runs)}"
-    for step in range(STEPS):
-        job.optimizer.zero_grad()
-        if step == 4 and job.rank == 0:
-            store.wait([key])
-            job.model.scale.mul_(0.5)
-        loss = job.loss()
-        if step == 4 and job.rank == 1:
-            store.set(key, "")
-        loss.backward()
-        job.optimizer.step()

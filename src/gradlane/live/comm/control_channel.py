@@ -96,7 +96,7 @@ class ControlChannel:
             than 0.
         on_left: called with a rank that has left in order.
         on_decision: called with an iteration and what rank 0 decided for it, on ranks other than 0.
-        on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
+        on_buffers: called with a number of forward passes and what rank 0 says of its buffers after
             them, on ranks other than 0.
         on_not_finite: called with an iteration, the rank of the first gradient in it that rank 0
             has heard not to be finite, and the tensor's name; on all ranks.
@@ -117,7 +117,7 @@ class ControlChannel:
         on_choice: Callable[[int, int], None],
         on_left: Callable[[int], None],
         on_decision: Callable[[int, int], None],
-        on_buffers: Callable[[int, int], None] = lambda forward, why: None,
+        on_buffers: Callable[[int, int], None] = lambda forward, word: None,
         on_not_finite: Callable[[int, int, str], None] = lambda iteration, rank, name: None,
     ) -> None:
         self._rank, self._ranks, self._timeout_s = roll.rank, ranks, timeout_s
@@ -274,14 +274,14 @@ class ControlChannel:
         """Tell the others that `what` is decided for `iteration` (rank 0 only)."""
         self._do(lambda: self._protocol.say(Frame.DECISION, iteration, what))
 
-    def buffers(self, forward: int, why: int) -> None:
-        """Tell the others that buffers will come in addition (rank 0 only).
+    def buffers(self, forward: int, word: int) -> None:
+        """Tell the others whether buffers come in addition (rank 0 only).
 
         Args:
             forward: number of forward passes that have ended.
-            why: an `Extra` of `session/module_buffers.py`.
+            word: a `Word` of `session/module_buffers.py`.
         """
-        self._do(lambda: self._protocol.say(Frame.BUFFERS, forward, why))
+        self._do(lambda: self._protocol.say(Frame.BUFFERS, forward, word))
 
     def issued(self, iteration: int, rolling_hash: int) -> None:
         """Report that this rank has issued all messages of `iteration`, in an order with this hash.

@@ -26,7 +26,7 @@ class Frame(IntEnum):
     CHOICE = 5  # iteration (8 bytes), message (4 bytes)
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
     DECISION = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)
-    BUFFERS = 8  # forward passes that have ended (8 bytes), why rank 0 sends its buffers (4 bytes)
+    BUFFERS = 8  # forward passes that have ended (8 bytes), what rank 0 says of its buffers (4 bytes)
     BUSY = 9  # number of a window of steps (8 bytes), microseconds of work in each of its steps (4 bytes each)
     NOT_FINITE = 10  # iteration (8 bytes), rank (4 bytes), name of its tensor
     WAITS = 11  # milliseconds for which the sender has waited (8 bytes), for what

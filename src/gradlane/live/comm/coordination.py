@@ -60,13 +60,13 @@ class Coordination:
         Args:
             on_choice: called under the lock with the message that rank 0 puts next in the iteration
                 that runs here.
-            on_buffers: called under the lock with a number of forward passes and why rank 0 sends
+            on_buffers: called under the lock with a number of forward passes and what rank 0 says of
                 its buffers after them, see `ControlChannel`.
         """
         with self.failures.lock:
             self._on_choice, self._on_buffers = on_choice, on_buffers
-            for forward, why in self._buffers:
-                on_buffers(forward, why)
+            for forward, word in self._buffers:
+                on_buffers(forward, word)
 
     def abort(self, error: BaseException) -> None:
         """Fail this rank with `error`, and tell the other ranks.
@@ -136,14 +136,14 @@ class Coordination:
         self.failures.wait_until(lambda: iteration in self._not_finite, "the rank whose gradient is not finite")
         return self._not_finite[iteration]
 
-    def announce_buffers(self, forward: int, why: int) -> None:
-        """Tell the other ranks that buffers will come in addition to the regular broadcasts.
+    def announce_buffers(self, forward: int, word: int) -> None:
+        """Tell the other ranks whether buffers come in addition to the regular broadcasts.
 
         Args:
             forward: number of forward passes that have ended.
-            why: an `Extra` of `session/module_buffers.py`.
+            word: a `Word` of `session/module_buffers.py`.
         """
-        self.channel.buffers(forward, why)
+        self.channel.buffers(forward, word)
 
     def _choice_told(self, iteration: int, message: int) -> None:
         # an error is noted in `failures`; this thread has no caller that could handle it
@@ -157,12 +157,12 @@ class Coordination:
         assert self._on_choice is not None, "an iteration has begun"
         self._on_choice(message)
 
-    def _buffers_told(self, forward: int, why: int) -> None:
+    def _buffers_told(self, forward: int, word: int) -> None:
         with self.failures.lock:
             if self._on_buffers is None:
-                self._buffers.append((forward, why))
+                self._buffers.append((forward, word))
             else:
-                self._on_buffers(forward, why)
+                self._on_buffers(forward, word)
 
     def _not_finite_told(self, iteration: int, rank: int, name: str) -> None:
         with self.failures.lock:

@@ -40,7 +40,7 @@ class Driver:
         streams: of the device that the model is on; None for the CPU. Unless the backend sums in these
             streams (`has_streams`), gradients are staged in CPU memory.
         recorder: keeps the times of what happens.
-        on_buffers: called with a number of forward passes and why rank 0 sends its buffers after
+        on_buffers: called with a number of forward passes and what rank 0 says of its buffers after
             them, see `ControlChannel`.
         keeps_log: keep a log of what the Dispatcher is told and answers.
 

@@ -3,17 +3,15 @@
 DDP broadcasts rank 0's buffers at the start of a forward pass and waits for them there. A session
 does so too at first, and for as long as rank 0's script changes buffers between its forward passes.
 If the script changes none, rank 0 sends its buffers at the end of the forward pass that wrote them,
-so that the broadcast overlaps with the backward pass. The other ranks take them over at the start
-of the next forward pass: they get the same values and do not wait.
+so that the broadcast overlaps with the backward pass.
 
-A script may change a buffer later all the same. At the start of a forward pass rank 0 compares its
-buffers with those that it sent. If they differ, it announces over the control channel that it sends
-them `AGAIN` for the same forward pass, and broadcasts them in a second process group. A rank whose
-own script has changed a buffer too waits until it knows whether they come again. A rank whose
-script has changed none goes on at once, which is right if the script does the same on all ranks. If
-other values arrive for a forward pass that has begun, the job ends with an error that says so.
-Rank 0 also announces and sends its buffers when it evaluates (`TO_EVALUATE`), for other ranks that
-evaluate too.
+A script may change a buffer later all the same. So at the start of each forward pass that trains,
+rank 0 compares its buffers with those that it sent, and says over the control channel whether they
+hold (`REGULAR`) or come `AGAIN`, in a second process group. The other ranks wait for that word, where
+under DDP they would wait for the buffers.
+
+Rank 0 announces and sends its buffers too when it evaluates (`TO_EVALUATE`). A rank that evaluates
+waits until it knows whether rank 0 does, or has gone on to train.
 
 On a device, the host would have to wait before it could read what arrived. There, buffers are
 always sent as DDP sends them, at the start of the next forward pass of any kind.
@@ -35,20 +33,23 @@ from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_b
 from gradlane.live.torch_versions import broadcast_from
 
 _ALIGN = 16
-_HEADER = 2 * _ALIGN  # bytes of a message before its buffers; what they say is in `_Message.say`
+_HEADER = _ALIGN  # bytes of a message before its buffers: `_Message.next_at_end`
 _REGULAR, _ANNOUNCED = range(2)  # process groups: for regular broadcasts, and for announced ones
+
+_WORD = "rank 0's word on the model's buffers"
 
 WaitUntil = Callable[[Callable[[], bool], str], None]
 """Blocks until the predicate holds, or raises; the text says what is waited for."""
 Announce = Callable[[int, int], None]
-"""Called with the number of forward passes that have ended, and an `Extra`."""
+"""Called with the number of forward passes that have ended, and a `Word`."""
 
 
-class Extra(IntEnum):
-    """Why rank 0 sends its buffers in addition to the regular broadcasts."""
+class Word(IntEnum):
+    """What rank 0 says of its buffers at the start of a forward pass."""
 
-    AGAIN = 0  # the script has changed one since the regular broadcast
-    TO_EVALUATE = 1  # rank 0 evaluates, and other ranks may too
+    REGULAR = 0  # it trains, and the regular broadcast has them
+    AGAIN = 1  # it trains, and its script has changed one since the regular broadcast: it sends them once more
+    TO_EVALUATE = 2  # it evaluates, and other ranks may too: it sends them once more
 
 
 class _Message:
@@ -76,27 +77,14 @@ class _Message:
         self.must_come = True  # False: rank 0 may never send it
         self.work: Any = None
 
-    def say(self, next_at_end: bool, again: int, evaluated: int) -> None:
-        """Set the header.
-
-        Args:
-            next_at_end: the next regular broadcast comes at the end of a forward pass.
-            again: how often rank 0 has sent its buffers `AGAIN` so far.
-            evaluated: the forward pass for which rank 0 last sent them `TO_EVALUATE`; -1 for none.
-        """
-        self._header[0], self._header[1], self._header[2] = next_at_end, again, evaluated
-
     @property
     def next_at_end(self) -> bool:
+        """Whether the next regular broadcast comes at the end of a forward pass."""
         return bool(self._header[0])
 
-    @property
-    def again(self) -> int:
-        return int(self._header[1])
-
-    @property
-    def evaluated(self) -> int:
-        return int(self._header[2])
+    @next_at_end.setter
+    def next_at_end(self, is_so: bool) -> None:
+        self._header[0] = is_so
 
     def alike(self) -> _Message:
         """Make another message of the same layout."""
@@ -184,13 +172,11 @@ class BufferSync:
         # in flight; on ranks other than 0: those whose reception has begun
         self._regular: deque[_Message] = deque()
         # announced: `_ended` of the forward pass that each is for, and why it is sent
-        self._extras: deque[tuple[int, Extra, _Message]] = deque()
-        # of kind AGAIN: rank 0: how many it has sent; elsewhere: how many left `_extras`
-        self._again = 0
-        # of kind TO_EVALUATE: `_ended` for the last one that was sent or left `_extras`; -1: none
-        self._sent_to_evaluate = -1
-        # the last evaluation: `_ended` then, and the message whose values it used
-        self._evaluated: tuple[int, _Message | None] = (-1, None)
+        self._extras: deque[tuple[int, Word, _Message]] = deque()
+        # `_ended` of the last forward pass that rank 0 has begun in order to train
+        self._trained = -1
+        # `_ended` of the last evaluation that has taken over what rank 0 sent to evaluate
+        self._evaluated = -1
         self._script_changes = False  # rank 0's script has changed one between two forward passes
         self._closed = False
         self._closing = threading.Lock()  # the control channel's thread may announce while this one closes
@@ -201,8 +187,8 @@ class BufferSync:
         """Set the callbacks.
 
         Args:
-            announce: rank 0 calls it before it sends its buffers in addition, to tell the others.
-            notify: called on any thread when a broadcast has ended, with None or its error.
+            announce: rank 0 calls it to tell the others a `Word`, before it sends buffers for it.
+            notify: called on any thread when a broadcast has ended or a word has come: with None, or the broadcast's error.
         """
         self._announce, self._notify = announce, notify
 
@@ -239,7 +225,7 @@ class BufferSync:
     def _lay_out(self, buffers: Sequence[torch.Tensor]) -> None:
         self._dtypes, self._shapes = [buffer.dtype for buffer in buffers], [buffer.shape for buffer in buffers]
         self._last = _Message(buffers)  # elsewhere than on rank 0: the values that the last forward pass began with
-        self._left = self._last.alike()  # the values when the last forward pass ended
+        self._left = self._last.alike()  # rank 0: the values when the last forward pass ended
         self._idle: list[_Message] = []  # with the layout of `_last`, and not in flight
 
     # -- forward passes ----------------------------------------------------------------------------
@@ -253,7 +239,7 @@ class BufferSync:
             settled: buffers may be sent at the end of forward passes from now on.
 
         Raises:
-            UnsupportedError: as `check`; or a buffer is gone or has another dtype or shape.
+            UnsupportedError: a buffer is gone or has another dtype or shape.
         """
         regular = trains or not self._announces
         is_due = self._due_to_train if regular else self._due_to_evaluate
@@ -276,7 +262,7 @@ class BufferSync:
         self._due_to_train = self._due_to_evaluate = True
         self._ended += 1
         buffers = self._buffers()
-        if self._may_be_early:
+        if self._rank == 0 and self._may_be_early:
             self._left.fill(buffers)
         if self._at_end:
             if self._rank == 0:
@@ -299,8 +285,7 @@ class BufferSync:
         while self._extras and self._extras[0][2].ended:
             self._extras.popleft()
         if not regular:
-            self._sent_to_evaluate = self._ended
-            self._send_extra(Extra.TO_EVALUATE, buffers)
+            self._send_extra(Word.TO_EVALUATE, buffers)
             return
         changed = self._may_be_early and self._ended > 0 and self._has_changed(buffers)
         if not self._at_end:
@@ -308,11 +293,13 @@ class BufferSync:
             self._at_end = settled and self._may_be_early and not self._script_changes
             self._regular.append(self._send(_REGULAR, buffers))
         elif changed:
-            self._again += 1
-            self._send_extra(Extra.AGAIN, buffers)
+            self._send_extra(Word.AGAIN, buffers)
+            return
+        if self._announces:
+            self._announce(self._ended, Word.REGULAR)
 
     def _has_changed(self, buffers: Sequence[torch.Tensor]) -> bool:
-        """Whether this rank's values differ from those at the end of its last forward pass.
+        """Rank 0: whether its values differ from those at the end of its last forward pass.
 
         Versions would not tell: `.data` and NumPy change values without a new version, and averages
         that are swapped in for an evaluation and out again change versions but no values.
@@ -326,125 +313,52 @@ class BufferSync:
         self._ask(must_come=regular)  # if all ranks only evaluate, rank 0 never sends it
         if regular:
             self._regular[0].must_come = True
+        while self._extras and self._extras[0][0] < self._ended and self._extras[0][2].ended:
+            self._extras.popleft()
         if self._at_end:
-            changed = self._has_changed(self._buffers(converted=not regular))
-            sent_at_end = self._wait(self._regular[0], wait_until)
-            self._check(sent_at_end, wait_until)
-            self._last = sent_at_end
-        else:
-            while self._extras and self._extras[0][0] < self._ended and self._extras[0][2].ended:
-                self._take_extra()
+            self._last = self._wait(self._regular[0], wait_until)
         if not regular:
-            self._take_over_to_evaluate(wait_until, wait=not self._at_end or changed)
+            self._take_over_to_evaluate(wait_until)
             return
         regularly_sent = self._wait(self._regular.popleft(), wait_until)
         if not self._at_end:
             # on a device `_may_be_early` is false, and the header is not read
             self._at_end = self._may_be_early and regularly_sent.next_at_end
             self._last = regularly_sent
-        elif changed:
-            # Wait for an AGAIN, or for the next regular message, which rank 0 sends at the end of
-            # this forward pass. Its header tells whether there was an AGAIN, which may still be on
-            # its way, since it travels in the other process group.
-            self._ask(must_come=False)
-            wait_until(lambda: self._regular[0].ended or self._extra(Extra.AGAIN) is not None, "rank 0's buffers")
-            if self._regular[0].ended and self._regular[0].again > self._again:
-                wait_until(lambda: self._extra(Extra.AGAIN) is not None, "rank 0's buffers")
-        self._last = self._extra(Extra.AGAIN) or self._last
-        if not self._is_taken_over_already():
+        else:
+            wait_until(lambda: self._trained >= self._ended, _WORD)
+            again = self._extra(Word.AGAIN)
+            if again is not None:
+                self._last = self._wait(again, wait_until)
+        # if all ranks evaluate between two forward passes that train, DDP broadcasts before the evaluation alone
+        if self._evaluated != self._ended:
             self._take_over(self._last)
 
-    def _take_over_to_evaluate(self, wait_until: WaitUntil, wait: bool) -> None:
-        """Take over rank 0's buffers for an evaluation.
+    def _take_over_to_evaluate(self, wait_until: WaitUntil) -> None:
+        """Take over rank 0's buffers for an evaluation: those that it evaluates with, or has gone on to train with."""
+        wait_until(lambda: self._trained >= self._ended or self._extra(Word.TO_EVALUATE) is not None, _WORD)
+        message = self._extra(Word.TO_EVALUATE)
+        if message is not None:
+            self._evaluated = self._ended
+        elif self._at_end:
+            message = self._last
+        else:
+            message = self._regular[0]
+        self._take_over(self._wait(message, wait_until), converted=True)
 
-        Args:
-            wait_until: blocks until a predicate holds, or raises.
-            wait: wait until it is known whether rank 0 evaluates too or goes on to train.
-        """
-        if wait:
-            self._ask(ahead=self._at_end, must_come=False)
-            wait_until(lambda: self._regular[-1].ended or self._extra(Extra.TO_EVALUATE) is not None, "rank 0's buffers")
-            # rank 0 has evaluated, and what it announced may still be on its way
-            if self._regular[-1].ended and self._regular[-1].evaluated == self._ended:
-                wait_until(lambda: self._extra(Extra.TO_EVALUATE) is not None, "rank 0's buffers")
-        message = self._extra(Extra.TO_EVALUATE) or (self._last if self._at_end else self._regular[0])
-        self._evaluated = self._ended, message
-        self._take_over(message, converted=True)
-
-    def _is_taken_over_already(self) -> bool:
-        """Whether an evaluation since the last forward pass has taken over rank 0's buffers.
-
-        If all ranks evaluate between two forward passes that train, DDP broadcasts before the
-        evaluation and not again before the second pass.
-        """
-        return self._evaluated[0] == self._ended and self._extra(Extra.TO_EVALUATE) is not None
-
-    def _extra(self, kind: Extra) -> _Message | None:
-        """The announced message of `kind` for the forward pass that begins, if it has come."""
-        for forward, of_kind, message in list(self._extras):
-            if forward == self._ended and of_kind is kind and message.ended:
+    def _extra(self, word: Word) -> _Message | None:
+        """The message that was announced by `word` for the forward pass that begins."""
+        for forward, of_word, message in list(self._extras):
+            if forward == self._ended and of_word is word:
                 return message
         return None
-
-    def check(self, wait_until: WaitUntil) -> None:
-        """Check the values that the last forward pass used, before its results are used.
-
-        The header that rank 0 has sent at the end of its own forward pass tells whether it had
-        changed a buffer.
-
-        Args:
-            wait_until: blocks until a predicate holds, or raises.
-
-        Raises:
-            UnsupportedError: the forward pass used a value that rank 0 had changed.
-        """
-        if self._rank and self._at_end and self._regular and self._regular[0].must_come:
-            self._check(self._wait(self._regular[0], wait_until), wait_until)
-
-    def _check(self, told: _Message, wait_until: WaitUntil) -> None:
-        """Compare announced messages for earlier forward passes with the values used there.
-
-        Args:
-            told: a regular broadcast; its header tells what rank 0 had announced by then.
-            wait_until: blocks until a predicate holds, or raises.
-
-        Raises:
-            UnsupportedError: a forward pass used a value that rank 0 had changed.
-        """
-        evaluated = False
-        while (
-            self._again < told.again
-            or self._sent_to_evaluate < told.evaluated
-            or (self._extras and self._extras[0][0] < self._ended)
-        ):
-            wait_until(lambda: len(self._extras) > 0 and self._extras[0][2].ended, "rank 0's buffers")
-            forward, kind, message = self._take_extra()
-            used: _Message | None = self._last
-            if kind is Extra.TO_EVALUATE:
-                evaluated = self._evaluated[0] == forward
-                used = self._evaluated[1] if evaluated else None
-            elif evaluated:  # then DDP would not have broadcast before the pass that trains
-                continue
-            if used is not None and not message.same_values(used):
-                raise UnsupportedError(
-                    "rank 0 alone changed a buffer of the model between two forward passes, and others had gone on with its "
-                    "value before: pass broadcast_buffers='forward' to gradlane.attach, which waits there as DDP does"
-                )
-
-    def _take_extra(self) -> tuple[int, Extra, _Message]:
-        forward, kind, message = self._extras.popleft()
-        if kind is Extra.AGAIN:
-            self._again += 1
-        else:
-            self._sent_to_evaluate = forward
-        return forward, kind, message
 
     # -- broadcasts --------------------------------------------------------------------------------
 
     def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> _Message:
         message = self._filled(buffers)
         if self._on_cpu:  # a device would have to be waited for, and nobody reads it there
-            message.say(self._at_end, self._again, self._sent_to_evaluate)
+            message.next_at_end = self._at_end
         return self._start(message, group)
 
     def _filled(self, buffers: Sequence[torch.Tensor]) -> _Message:
@@ -452,26 +366,31 @@ class BufferSync:
         message.fill(buffers)
         return message
 
-    def _send_extra(self, extra: Extra, buffers: Sequence[torch.Tensor]) -> None:
-        self._announce(self._ended, extra)
-        self._extras.append((self._ended, extra, self._send(_ANNOUNCED, buffers)))
+    def _send_extra(self, word: Word, buffers: Sequence[torch.Tensor]) -> None:
+        self._announce(self._ended, word)
+        self._extras.append((self._ended, word, self._send(_ANNOUNCED, buffers)))
 
-    def announced(self, forward: int, extra: int) -> None:
-        """Begin to receive buffers that rank 0 sends in addition to the regular broadcasts.
+    def announced(self, forward: int, word: int) -> None:
+        """Rank 0 has said something about its buffers; begin to receive what it sends for that.
 
         Args:
-            forward: they are for the forward pass that follows the first `forward` ones.
-            extra: why rank 0 sends them, an `Extra`.
+            forward: it concerns the forward pass that follows the first `forward` ones.
+            word: a `Word`.
         """
-        with self._closing:
-            if self._closed:
-                return
-            message = self._last.alike()
-            self._extras.append((forward, Extra(extra), message))
-            try:
-                self._start(message, _ANNOUNCED)
-            except dist.DistError as error:  # a rank is gone
-                self._notify(error)
+        if word != Word.REGULAR:
+            with self._closing:
+                if self._closed:
+                    return
+                message = self._last.alike()
+                self._extras.append((forward, Word(word), message))
+                try:
+                    self._start(message, _ANNOUNCED)
+                except dist.DistError as error:  # a rank is gone
+                    self._notify(error)
+                    return
+        if word != Word.TO_EVALUATE:
+            self._trained = forward  # only now: whoever hears it looks for the message
+        self._notify(None)
 
     def _ask(self, ahead: bool = False, must_come: bool = True) -> None:
         """Begin to receive the next regular broadcast, unless one is in flight.
@@ -513,12 +432,9 @@ class BufferSync:
         torch._foreach_copy_([buffer.data for buffer in self._buffers(converted)], message.values)
 
     def finish(self, wait_until: WaitUntil) -> None:
-        """Wait for the broadcasts in flight that must come.
-
-        Raises:
-            UnsupportedError: as `check`.
-        """
-        self.check(wait_until)
+        """Wait for the broadcasts in flight that must come; rank 0 lets those go on that still evaluate."""
+        if self._rank == 0 and self._announces:
+            self._announce(self._ended, Word.REGULAR)
         for message in self._regular:
             if message.must_come:
                 self._wait(message, wait_until)

@@ -91,7 +91,7 @@ class Session:
     ) -> None:
         self.model, self.rank, self.world = job.model, job.rank, job.world
         self._recorder = Recorder()
-        on_buffers = (lambda forward, why: None) if buffers is None else buffers.announced
+        on_buffers = (lambda forward, word: None) if buffers is None else buffers.announced
         self._driver = Driver(job.rank, job.global_rank, coordination, backend, streams, self._recorder, on_buffers, keeps_log)
         self._failures = self._driver.failures
         verifier.connect(self._driver.abort, self._driver.wait_for_works)

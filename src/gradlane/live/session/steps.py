@@ -69,7 +69,6 @@ class Steps:
         if self._updates.in_backward:
             self._refuse_inside()
             return instead
-        parts.refused_aloud(lambda buffers: buffers.check(parts.failures.wait_until))
         if any(tracked.step is not None and tracked.step.optimizer is optimizer for tracked in self._updates):
             self._updates.settle()  # a second step() before its updates were needed
         self.runs_closure = instead is None and closure_of(args, kwargs) is not None
