@@ -131,7 +131,7 @@ def attach(
         broadcast_buffers: keep buffers equal to rank 0's at each forward pass, as DDP does. They
             are sent during the backward pass before it, or at the start of the forward pass if rank
             0's script has changed them since. "forward" always sends them there: for scripts that
-            change them on rank 0 alone, and not from the first steps on.
+            change their dtype or shape, or change them in each step, but not from the first ones on.
         timeout: seconds after which waiting for another rank is an error, though every rank answers. None for the
             timeout of the process group, as DDP has it (30 minutes over Gloo unless `init_process_group` says
             otherwise). Once a minute one line says who is waited for.
