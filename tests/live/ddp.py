@@ -270,6 +270,32 @@ def a_hook_that_wire_dtype_does(rank: int, world: int) -> tuple[bool, bool]:
     return all(torch.allclose(found[name], value, atol=1e-3) for name, value in reference.items()), not is_torchs
 
 
+def a_part_frozen_when_wrapped(rank: int, world: int, to_torch: bool) -> tuple[list[str], list[str]]:
+    """What differs, and what was logged, where a part is frozen for the first five steps, as Lightning's `BackboneFinetuning`
+    does it: torch's class never sums its gradients. The head is frozen while the script gives the model to torch, if it does.
+    """
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator = Mlp(), torch.Generator().manual_seed(1000 + rank)
+        model.layers[0].requires_grad_(False)
+        wrapper, optimizer = wrap(model, find_unused_parameters=True), momentum(model)
+        for step in range(12):
+            model.layers[0].requires_grad_(step >= 5)
+            model.layers[-1].requires_grad_(step not in (7, 8, 9))
+            if step == 8 and to_torch:
+                wrapper.register_comm_hook(None, _doubles)
+            _step(wrapper, model, optimizer, generator)
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            _close(wrapper)
+        return bits(model, None)
+
+    reference = train(TorchDDP)
+    with log_lines() as lines, slow_network():
+        found = train(_wrap)
+    return differences(reference, found), [line for line in lines if "frozen" in line]
+
+
 def the_module_called_by_itself(rank: int, world: int) -> tuple[list[str], list[float], list[float]]:
     """What differs, and what was seen under torch's class and under gradlane's, where the script calls the module without its
     wrapper, in training mode and not, on one rank and on both: no rank gets rank 0's buffers then.

@@ -81,6 +81,13 @@ def test_the_module_called_without_its_wrapper_keeps_each_ranks_buffers(two_rank
         assert ours == torchs
 
 
+@pytest.mark.parametrize("to_torch", [False, True], ids=["gradlane's", "then torch's"])
+def test_a_part_that_was_frozen_when_it_was_wrapped_is_summed_by_neither_and_one_line_says_so(two_ranks, to_torch):
+    (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:a_part_frozen_when_wrapped", to_torch=to_torch)
+    assert differs == others == lines == []
+    assert "layers.0.weight was frozen when the model was wrapped and is trained now: its gradient is not summed" in line
+
+
 def test_two_wrapped_models_are_both_scheduled(two_ranks):
     assert two_ranks.run("tests.live.ddp:two_models") == [([], [True, True])] * 2
 

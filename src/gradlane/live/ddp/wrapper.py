@@ -29,7 +29,7 @@ from gradlane.live.ddp.optimizers import tell_of_steps
 from gradlane.live.ddp.reducer import Reducer
 from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.idle import IdleSession
-from gradlane.live.session.ignored import ignored_in, summed_parameters
+from gradlane.live.session.ignored import frozen_in, ignored_in, summed_parameters
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import Wrapped, attach_from
 from gradlane.live.startup.lifecycle import session_of, sharing_with
@@ -130,8 +130,9 @@ class DistributedDataParallel(TorchDDP):
     The optimizers are found by themselves: the first training forward pass after a `step()` of
     optimizers that hold parameters of the module calls `gradlane.attach` for them. An optimizer
     that steps for the first time later is taken in before the next forward pass, and so are
-    parameters that were frozen. Torch sums the gradients before, and also afterwards where gradlane
-    refuses the model; then one line says why.
+    parameters that were frozen then. Torch sums the gradients before, and also afterwards where gradlane
+    refuses the model; then one line says why. A parameter that is frozen when the model is wrapped and
+    trained later is summed by neither, since torch's class never does; one line says so.
 
     `bucket_cap_mb`, `gradient_as_bucket_view`, `static_graph` and `find_unused_parameters` matter
     for as long as torch sums: gradlane's plan decides what travels together, and any parameter may
@@ -156,6 +157,8 @@ class DistributedDataParallel(TorchDDP):
     _kept_by_torch: str  # why, or ""
     _syncs: bool
     _evaluations: int
+    _frozen: dict[str, nn.Parameter]  # when the model was wrapped
+    _tells_of_frozen: bool
     reducer: Any
     logger: Any
     module: nn.Module
@@ -166,6 +169,7 @@ class DistributedDataParallel(TorchDDP):
         use_console()
         self._begin_as_torchs()
         super().__init__(module, *args, **kwargs)
+        self._frozen = frozen_in(module)
         self._share_with_others()
         for name in _FOR_OTHERS:
             if kwargs.get(name) is not None and not self._kept_by_torch:
@@ -175,7 +179,9 @@ class DistributedDataParallel(TorchDDP):
 
     def _begin_as_torchs(self) -> None:
         # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
-        self.__dict__.update(_optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0)
+        self.__dict__.update(
+            _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0, _frozen={}, _tells_of_frozen=True
+        )
 
     @property
     def session(self) -> Session | None:
@@ -231,7 +237,7 @@ class DistributedDataParallel(TorchDDP):
             return
         options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
         policy = options.pop("policy", None)
-        wrapped = Wrapped(self.require_forward_param_sync, frozenset(self.parameters_to_ignore), self.find_unused_parameters)
+        wrapped = Wrapped(self.require_forward_param_sync, self._left_out, self.find_unused_parameters)
         self._own_gradients()
         try:
             session = attach_from(self.module, self._optimizers, policy, self.process_group, options, wrapped)
@@ -272,10 +278,13 @@ class DistributedDataParallel(TorchDDP):
         return found
 
     @property
+    def _left_out(self) -> frozenset[str]:
+        """Names of the tensors that torch's class leaves to each rank."""
+        return frozenset(self.parameters_to_ignore).union(self._frozen)
+
+    @property
     def _summed(self) -> list[tuple[str, nn.Parameter]]:
-        return [
-            (name, param) for name, param in summed_parameters(self.module, self.parameters_to_ignore) if param.requires_grad
-        ]
+        return [(name, param) for name, param in summed_parameters(self.module, self._left_out) if param.requires_grad]
 
     def _own_gradients(self) -> None:
         """Take gradients out of torch's buckets, which the session would take for the script's."""
@@ -291,8 +300,11 @@ class DistributedDataParallel(TorchDDP):
         self._tell_torch_sums(reason)
 
     def _tell_torch_sums(self, reason: str) -> None:
+        self._tell(f"torch's DistributedDataParallel sums the gradients: {reason}")
+
+    def _tell(self, text: str) -> None:
         if torch.distributed.get_rank(self.process_group) == 0:
-            log.warning("gradlane: torch's DistributedDataParallel sums the gradients: %s", reason, extra=ONCE)
+            log.warning("gradlane: %s", text, extra=ONCE)
 
     def _detach(self) -> None:
         """Give the module back to torch, if it is scheduled."""
@@ -304,12 +316,26 @@ class DistributedDataParallel(TorchDDP):
         session.close()
         self._session = None
         torchs: Any = super()  # what its __setstate__ does
-        parameters, expect_sparse = torchs._build_params_for_reducer()
-        names = torchs._build_debug_param_to_name_mapping(parameters)
-        torchs._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
+        with self._trained_as_when_wrapped():
+            parameters, expect_sparse = torchs._build_params_for_reducer()
+            names = torchs._build_debug_param_to_name_mapping(parameters)
+            torchs._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
         if self.static_graph:
             self.reducer._set_static_graph()
             self.logger._set_static_graph()
+
+    @contextlib.contextmanager
+    def _trained_as_when_wrapped(self) -> Iterator[None]:
+        """Those parameters require gradients that did when the model was wrapped: a reducer sums no others."""
+        frozen = {id(param) for param in self._frozen.values()}
+        now = [(param, param.requires_grad) for param in self.module.parameters()]
+        try:
+            for param, _ in now:
+                param.requires_grad_(id(param) not in frozen)
+            yield
+        finally:
+            for param, required in now:
+                param.requires_grad_(required)
 
     # -- what scripts call -------------------------------------------------------------------------
 
@@ -329,12 +355,24 @@ class DistributedDataParallel(TorchDDP):
             moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
             inputs, kwargs = moved[0], moved_kwargs[0]
         session = self._session
+        self._tell_of_what_is_trained_too()
         session.moves_buffers = True
         try:
             with _compiled_for(_Split(self.bucket_bytes_cap)):
                 return self.module(*inputs, **kwargs)
         finally:
             session.moves_buffers = False
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _tell_of_what_is_trained_too(self) -> None:
+        if self._tells_of_frozen:
+            name = next((name for name, param in self._frozen.items() if param.requires_grad), None)
+            if name is not None:
+                self._tells_of_frozen = False
+                self._tell(
+                    f"{name} was frozen when the model was wrapped and is trained now: its gradient is not summed, as under "
+                    "torch's class, so ranks drift apart; wrap the model again after that"
+                )
 
     def _inside_ddp_forward(self) -> Any:
         """As torch's, which tells the compiler by way of a class that `replace_ddp` may have replaced."""
@@ -395,4 +433,5 @@ class DistributedDataParallel(TorchDDP):
         """As torch's, for a copy."""
         self._begin_as_torchs()
         super().__setstate__(state)
+        self._frozen = frozen_in(self.module)
         tell_of_steps(self)

@@ -31,6 +31,20 @@ def summed_parameters(model: torch.nn.Module, ignored: Container[str]) -> list[t
     return [(name, param) for name, param in model.named_parameters() if id(param) in summed]
 
 
+def frozen_in(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of `model` that are not trained, by the names by which torch's class would ignore them, and by their own.
+
+    It looks once, when it wraps a model, and never sums the gradient of what is frozen then.
+    """
+    frozen = {}
+    for prefix, module in model.named_modules():
+        for name, param in module.named_parameters(recurse=False):
+            if not param.requires_grad:
+                frozen[f"{prefix}.{name}"] = param
+                frozen[f"{prefix}.{name}".removeprefix(".")] = param
+    return frozen
+
+
 def synchronised_buffers(model: torch.nn.Module, ignored: Container[str]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the names and buffers that torch's class keeps equal to rank 0's."""
     return ((name, buffer) for name, buffer in model.named_buffers() if name not in ignored)
