@@ -184,8 +184,8 @@ def test_the_tied_output_of_gpt2_is_ready_at_the_end_where_its_embedding_is():
 def test_what_does_not_exist_is_refused_with_what_does():
     with pytest.raises(InputError, match=r"got 'resnet-50' \(did you mean resnet50\?\), expected one of alexnet"):
         zoo.profile("resnet-50")
-    with pytest.raises(InputError, match="device: got 'tpu', expected one of k40"):
-        zoo.profile("vgg16", device="tpu")
+    with pytest.raises(InputError, match="device: got 'abacus', expected one of k40"):
+        zoo.profile("vgg16", device="abacus")
     with pytest.raises(InputError, match="batch: got 0"):
         zoo.profile("vgg16", batch=0)
 
