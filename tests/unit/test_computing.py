@@ -31,8 +31,15 @@ def alone_ns(*options):
 @pytest.mark.parametrize("name", DEVICES)
 def test_halves_are_never_slower_than_float32_by_the_data_sheet(name):
     peaks = DEVICES[name].operations_per_second
-    assert all(peaks["float32"] <= peak for peak in peaks.values())
+    assert all(peaks.get("float32", 0) <= peak for peak in peaks.values())  # TPUs have no float32 products
     assert set(peaks) <= set(COMPUTE_DTYPES)
+
+
+def test_hosts_of_four_tpus_are_planned_with_the_products_that_they_have():
+    place = ["--device", "tpu-v5p", "--workers", "64x4", "--bus", "1600gbit", "--rate", "200gbit", "--algorithm", "ring"]
+    assert "TPU v5p, BF16 products" in invoke("plan", "llama-1b", *place)
+    said = invoke("plan", "llama-1b", *place, "--compute-dtype", "tf32", code=2)
+    assert "expected one that TPU v5p has products of: bfloat16" in said
 
 
 def test_a_device_is_a_row_of_data():
