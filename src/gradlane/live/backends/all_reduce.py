@@ -306,16 +306,16 @@ class AllReduceBackend:
             if two_phase is None:
                 # `dist.all_reduce` does the same after 13 us of checks
                 then = buffer.scatter if buffer.is_copy else None
-                self._report_end(message, [unrecorded(lambda: group.allreduce([buffer.tensor], self._sum))], then, on_done)
+                self._report_end(message, [unrecorded(group.allreduce, [buffer.tensor], self._sum)], then, on_done)
             elif self.norms is None:
-                self._report_end(message, unrecorded(lambda: two_phase.scatter(group)), two_phase.add, on_done)
+                self._report_end(message, unrecorded(two_phase.scatter, group), two_phase.add, on_done)
             else:
 
                 def keep_own() -> None:
                     two_phase.add()
                     buffer.scatter()  # what others own comes again in the second phase
 
-                self._report_end(message, unrecorded(lambda: two_phase.scatter(group)), keep_own, on_done)
+                self._report_end(message, unrecorded(two_phase.scatter, group), keep_own, on_done)
             return False
 
         def queue() -> None:
@@ -347,7 +347,7 @@ class AllReduceBackend:
             buffer.scatter()
 
         if self._stream is None:
-            self._report_end(message, unrecorded(lambda: two_phase.gather(group)), finish, on_done)
+            self._report_end(message, unrecorded(two_phase.gather, group), finish, on_done)
             return False
 
         def queue() -> None:

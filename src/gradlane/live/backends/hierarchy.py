@@ -167,7 +167,7 @@ class Stages:
                 piece = waiting.popleft()
                 piece.is_busy = True
                 try:
-                    works = unrecorded(partial(piece.step.begin, self._groups[self._first + stage]))
+                    works = unrecorded(piece.step.begin, self._groups[self._first + stage])
                 except Exception as error:  # a connection that broke before
                     begun.append((piece, error))
                 else:

@@ -139,4 +139,4 @@ class Norms:
             self.are_there = error is None
             then(error)
 
-        self._groups.when_ended([unrecorded(lambda: self._groups[self._group].allreduce([told]))], ended)
+        self._groups.when_ended([unrecorded(self._groups[self._group].allreduce, [told])], ended)

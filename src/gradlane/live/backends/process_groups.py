@@ -45,18 +45,18 @@ def is_by_host(group: Any, device: torch.device) -> bool:
     return device.type == "cpu" or is_gloo(group, device)
 
 
-def unrecorded(begin: Callable[[], Begun]) -> Begun:
-    """Call `begin`, which begins collectives that may end after this call, out of sight of torch's profilers.
+def unrecorded(begin: Callable[..., Begun], *args: Any) -> Begun:
+    """Call `begin(*args)`, which begins collectives that may end after this call, out of sight of torch's profilers.
 
     Gloo's thread writes the end of a collective into the record of the profiler that ran at its begin. If that one has
     stopped, as at the end of each step that a script profiles, its memory is another's: PyTorch 2.13 then writes a thread's
     number into whatever is there.
     """
     if not _autograd._profiler_enabled():
-        return begin()
+        return begin(*args)
     _autograd._enable_record_function(False)
     try:
-        return begin()
+        return begin(*args)
     finally:
         _autograd._enable_record_function(True)
 

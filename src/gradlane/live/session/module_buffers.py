@@ -35,7 +35,6 @@ from gradlane.live.torch_versions import broadcast_from
 _ALIGN = 16
 _HEADER = _ALIGN  # bytes of a message before its buffers: `_Message.next_at_end`
 _REGULAR, _ANNOUNCED = range(2)  # process groups: for regular broadcasts, and for announced ones
-
 _WORD = "rank 0's word on the model's buffers"
 
 WaitUntil = Callable[[Callable[[], bool], str], None]
@@ -171,7 +170,7 @@ class BufferSync:
         self._due_to_train = self._due_to_evaluate = are_due
         # in flight; on ranks other than 0: those whose reception has begun
         self._regular: deque[_Message] = deque()
-        # announced: `_ended` of the forward pass that each is for, and why it is sent
+        # announced: `_ended` of the forward pass that each is for, and what rank 0 said
         self._extras: deque[tuple[int, Word, _Message]] = deque()
         # `_ended` of the last forward pass that rank 0 has begun in order to train
         self._trained = -1
@@ -180,7 +179,7 @@ class BufferSync:
         self._script_changes = False  # rank 0's script has changed one between two forward passes
         self._closed = False
         self._closing = threading.Lock()  # the control channel's thread may announce while this one closes
-        self._announce: Announce = lambda forward, extra: None
+        self._announce: Announce = lambda forward, word: None
         self._notify: Callable[[BaseException | None], None] = lambda error: None
 
     def connect(self, announce: Announce, notify: Callable[[BaseException | None], None]) -> None:
@@ -392,21 +391,20 @@ class BufferSync:
             self._trained = forward  # only now: whoever hears it looks for the message
         self._notify(None)
 
-    def _ask(self, ahead: bool = False, must_come: bool = True) -> None:
+    def _ask(self, must_come: bool = True) -> None:
         """Begin to receive the next regular broadcast, unless one is in flight.
 
         Args:
-            ahead: begin even if one is in flight already.
             must_come: False if rank 0 may never send it.
         """
-        if len(self._regular) < 1 + ahead:
+        if not self._regular:
             message = self._last.alike()
             message.must_come = must_come
             self._regular.append(self._start(message, _REGULAR))
 
     def _start(self, message: _Message, group: int) -> _Message:
         message.ended = False
-        message.work = unrecorded(lambda: broadcast_from(0, message.bytes, self._groups[group], async_op=True))
+        message.work = unrecorded(broadcast_from, 0, message.bytes, self._groups[group], True)
         if self._by_host:
 
             def end(error: BaseException | None) -> None:
