@@ -124,14 +124,14 @@ def a_shared_part_wrapped(rank: int, world: int, how: str) -> tuple[list[str], l
 
     Args:
         rank, world: of this process.
-        how: "at once"; "late", when the first model has a session; or "frozen": the part is trained from step 4 on, when both
-            models have sessions, and both are wrapped once more, as torch's class needs it.
+        how: "at once"; "late", when the first model has a session; "frozen": the part is trained from step 4 on, when both
+            models have sessions; or "frozen, wrapped again": both are wrapped once more then, so that the part is summed.
     """
 
-    def train(wrap: Callable[[nn.Module], Any], rewraps: bool) -> dict[str, torch.Tensor]:
+    def train(wrap: Callable[[nn.Module], Any]) -> dict[str, torch.Tensor]:
         torch.manual_seed(7)
         models = _heads()
-        models[0][0].requires_grad_(how != "frozen")
+        models[0][0].requires_grad_("frozen" not in how)
         calls = [wrap(models[0])]
         params = {id(param): param for model in models for param in model.parameters()}
         optimizer = torch.optim.SGD(params.values(), lr=0.05, momentum=0.9)
@@ -139,9 +139,9 @@ def a_shared_part_wrapped(rank: int, world: int, how: str) -> tuple[list[str], l
         for step in range(STEPS):
             if len(calls) == 1 and step == 4 * (how == "late"):
                 calls.append(wrap(models[1]))
-            if how == "frozen" and step == 4:
+            if step == 4:
                 models[0][0].requires_grad_(True)
-                if rewraps:
+                if how == "frozen, wrapped again":
                     calls = [wrap(model) for model in models]
             for call in calls:
                 x, y = Mlp.batch(generator)
@@ -155,7 +155,7 @@ def a_shared_part_wrapped(rank: int, world: int, how: str) -> tuple[list[str], l
     def wrap(model: nn.Module) -> Any:
         return gradlane.DistributedDataParallel(model, options={"policy": _policy(), **OPTIONS})
 
-    reference = train(TorchDDP, rewraps=True)
+    reference = train(TorchDDP)
     with slow_network(), log_lines() as lines:
-        found = train(wrap, rewraps=False)
+        found = train(wrap)
     return differences(reference, found), lines

@@ -23,8 +23,15 @@ def test_a_model_that_shares_a_part_with_an_attached_one_is_refused_by_name(two_
         assert wrapped.startswith("the model shares 0.weight with a Sequential that gradlane is attached to")
 
 
-@pytest.mark.parametrize("how", ["at once", "late", "frozen"])
+@pytest.mark.parametrize("how", ["at once", "late", "frozen, wrapped again"])
 def test_wrapped_models_that_share_a_part_stay_torchs_and_one_line_for_each_says_why(two_ranks, how):
     outcomes = two_ranks.run("tests.live.several:a_shared_part_wrapped", how=how)
     assert [differs for differs, _ in outcomes] == [[], []]
     assert len([line for line in outcomes[0][1] if "two wrapped models share 0.weight" in line]) == 2
+
+
+def test_a_part_that_two_models_share_and_that_was_frozen_when_they_were_wrapped_is_summed_for_neither(two_ranks):
+    outcomes = two_ranks.run("tests.live.several:a_shared_part_wrapped", how="frozen")
+    assert [differs for differs, _ in outcomes] == [[], []]
+    assert [line for line in outcomes[0][1] if "share" in line] == []
+    assert len([line for line in outcomes[0][1] if "0.weight was frozen when the model was wrapped" in line]) == 2
