@@ -22,27 +22,28 @@ def summed_parameters(model: torch.nn.Module, ignored: Container[str]) -> list[t
     It builds each name as "module.parameter". The name of a parameter of `model` itself then begins with a dot and is never
     in `ignored`, so its gradient is summed all the same. A tied parameter is ignored if each of its names is.
     """
-    summed = {
-        id(param)
-        for prefix, module in model.named_modules()
-        for name, param in module.named_parameters(recurse=False)
-        if f"{prefix}.{name}" not in ignored
-    }
+    summed = {id(param) for name, param in _named_by_torchs_class(model) if name not in ignored}
     return [(name, param) for name, param in model.named_parameters() if id(param) in summed]
 
 
 def frozen_in(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters of `model` that are not trained, by the names by which torch's class would ignore them, and by their own.
+    """The frozen parameters of `model` by name. One of `model` itself is there under both of its names, "p" and ".p".
 
-    It looks once, when it wraps a model, and never sums the gradient of what is frozen then.
+    Torch's class looks for frozen parameters once, when it wraps a model, and never sums their gradients.
     """
     frozen = {}
+    for name, param in _named_by_torchs_class(model):
+        if not param.requires_grad:
+            frozen[name.removeprefix(".")] = param
+            frozen[name] = param
+    return frozen
+
+
+def _named_by_torchs_class(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Yield the parameters of `model` as "module.parameter"; a tied one comes under each of its names."""
     for prefix, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
-            if not param.requires_grad:
-                frozen[f"{prefix}.{name}"] = param
-                frozen[f"{prefix}.{name}".removeprefix(".")] = param
-    return frozen
+            yield f"{prefix}.{name}", param
 
 
 def synchronised_buffers(model: torch.nn.Module, ignored: Container[str]) -> Iterator[tuple[str, torch.Tensor]]:

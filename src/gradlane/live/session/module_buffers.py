@@ -388,7 +388,7 @@ class BufferSync:
                     self._notify(error)
                     return
         if word != Word.TO_EVALUATE:
-            self._trained = forward  # only now: whoever hears it looks for the message
+            self._trained = forward  # set last: the training thread then looks for the message in `_extras`
         self._notify(None)
 
     def _ask(self, must_come: bool = True) -> None:
