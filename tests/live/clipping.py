@@ -74,7 +74,8 @@ def _twice(params: Params, step: int, rank: int) -> Any:
 
 def _and_read(params: Params, step: int, rank: int) -> Any:
     clip_grad_norm_(params, 0.1)
-    return torch.stack([params[0].grad.sum(), params[-1].grad.abs().max()])  # type: ignore[union-attr]
+    first, *others = _gradients(params)
+    return torch.stack([first.sum(), *(gradient.abs().max() for gradient in others)])
 
 
 def _by_a_factor_that_changes(params: Params, step: int, rank: int) -> Any:
@@ -132,8 +133,9 @@ def _without_nan(params: Params, step: int, rank: int) -> Any:
 
 def _without_nan_elsewhere(params: Params, step: int, rank: int) -> Any:
     gradients = _gradients(params)
-    other = torch.empty_like(params[0])
-    torch.nan_to_num(gradients[0], out=other)
+    first = torch.empty_like(params[0])
+    torch.nan_to_num(gradients[0], out=first)
+    others = [torch.nan_to_num(gradient).sum() for gradient in gradients[1:]]
     refused = []
     for gradient in gradients:
         for args, kwargs in (((0, 1, 2, 3), {}), ((0,), {"nan": 1}), ((), {"inf": 1}), ((1j,), {})):
@@ -141,9 +143,7 @@ def _without_nan_elsewhere(params: Params, step: int, rank: int) -> Any:
                 gradient.nan_to_num_(*args, **kwargs)
             except (RuntimeError, TypeError) as error:
                 refused.append(type(error).__name__)
-    return torch.stack(
-        [other.sum(), torch.nan_to_num(gradients[1]).sum(), torch.tensor(float(len(refused)), device=other.device)]
-    )
+    return torch.stack([first.sum(), *others, torch.tensor(float(len(refused)), device=first.device)])
 
 
 def _limited_by_tensors(params: Params, step: int, rank: int) -> Any:

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from gradlane.core.timeline import Kind
 from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.comm.failures import Failures
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.transport import NodeEngine
 
@@ -73,6 +74,34 @@ class UntilAwaited(AllReduceBackend):
             on_done(message, error)
 
 
+class UntilAwaitedEngine(NodeEngine):
+    """Nothing has arrived until somebody waits for a tensor of the iteration, and then everything has: what `step()` defers is
+    made together.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_awaited = False
+
+    def begin(self, iteration: int) -> None:
+        self._is_awaited = False
+        super().begin(iteration)
+
+    def has_arrived(self, tensor: int) -> bool:
+        return self._is_awaited and super().has_arrived(tensor)
+
+    def late(self, tensors: Sequence[int]) -> list[int]:
+        return [tensor for tensor in tensors if not self.has_arrived(tensor)]
+
+    @property
+    def all_arrived(self) -> bool:
+        return self._is_awaited and super().all_arrived
+
+    def wait(self, tensor: int | None, interruptions: int, timeout_s: float) -> bool:
+        self._is_awaited = super().wait(None, interruptions, timeout_s)
+        return self._is_awaited
+
+
 class LateEngine(NodeEngine):
     """What has arrived is said to have arrived `Late.delay_s` after the first question."""
 
@@ -124,6 +153,22 @@ class LateEngine(NodeEngine):
     def _have_arrived(self, tensors: Iterable[int]) -> bool:
         asked = [self.has_arrived(tensor) for tensor in tensors]  # of all of them, so that their delays pass together
         return all(asked)
+
+
+def what_is_there(failures: Failures, engine: NodeEngine, limit_ns: int) -> bool:
+    """In place of `Failures.wait_briefly_in`, where nothing arrives because somebody waits briefly."""
+    return engine.all_arrived
+
+
+@contextlib.contextmanager
+def network_until_awaited() -> Iterator[None]:
+    """Sessions attached inside hear of no sum until somebody waits for one."""
+    with (
+        patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited),
+        patch("gradlane.live.backends.parameter_server.NodeEngine", UntilAwaitedEngine),
+        patch.object(Failures, "wait_briefly_in", what_is_there),
+    ):
+        yield
 
 
 @contextlib.contextmanager

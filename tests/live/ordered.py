@@ -22,7 +22,7 @@ from gradlane.planning import catalog
 from gradlane.testing.streams import CheckedStream, CheckedStreams
 from tests.live.cases import bits_of, differences, train, under_ddp
 from tests.live.models import MODELS, OPTIMIZERS
-from tests.live.networks import slow_network
+from tests.live.networks import network_until_awaited
 from tests.live.streams import streams_on_the_host
 
 Fault = Callable[[], Any]
@@ -120,11 +120,11 @@ MODELS["two streams"] = TwoStreams
 def trains(
     rank: int, world: int, model: str, late: bool, orders: bool, backend: Any, fault: str = "none"
 ) -> tuple[list[str], str]:
-    """What differs from DDP after twelve steps under bytescheduler, on a network that is slow, and the first race."""
+    """What differs from DDP after twelve steps under bytescheduler, with all deferred that can be, and the first race."""
     reference = under_ddp(model, "sgd", 12, rank)
     policy = catalog.get("bytescheduler", partition_bytes=2000, credit_bytes=8000)
     race, found = "", ["not trained to its end"]
-    with FAULTS[fault](), slow_network():
+    with FAULTS[fault](), network_until_awaited():
         try:
             with streams_on_the_host(late, orders) as streams:
                 torch.manual_seed(7)

@@ -18,6 +18,7 @@ from unittest.mock import patch
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.comm.failures import Failures
 from gradlane.transport import NodeEngine
+from tests.live.networks import what_is_there
 
 AT_MOST_S = 0.05
 """How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
@@ -140,6 +141,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
         patch("gradlane.live.backends.parameter_server.NodeEngine", HeldEngine),
         patch("gradlane.live.startup.attach.AllReduceBackend", HeldAllReduce),
         patch.object(Failures, "wait_until", waits),
+        patch.object(Failures, "wait_briefly_in", what_is_there),
     ):
         try:
             yield
