@@ -1,8 +1,7 @@
 """The command line. Each command is a file of this package and is imported when it is called.
 
-Only this layer prints and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was
-not usable, 130 Ctrl-C; after SIGTERM or SIGHUP 143 or 129. If a process that a command started fails,
-its exit code is the command's.
+Only this layer prints, and turns errors into exit codes: 0 done, 1 the work failed, 2 the input was not usable. Ctrl-C gives
+130, SIGTERM 143 and SIGHUP 129. If a process that a command started fails, its exit code is the command's.
 """
 
 from __future__ import annotations

@@ -175,8 +175,8 @@ def _baseline_remarks(turns_ns: Sequence[float], arms: Sequence[Result | Cell]) 
 def _card_remarks(arms: Sequence[Result | Cell], hosts: int, gradient_bytes: int) -> list[str]:
     """One line: what a host sent in a step, beside what an all-reduce among hosts needs.
 
-    Each of H hosts has to send 2 (H - 1) / H of the gradients' bytes: the parts that others sum, and the part that it
-    has summed itself to each other host.
+    Each of H hosts has to send 2 (H - 1) / H of the gradients' bytes. It sends the other hosts the parts that they sum, and
+    then to each of them the part that it has summed.
     """
     counted = [arm for arm in arms if arm.card_bytes is not None]
     if not counted or not gradient_bytes or hosts < 2:

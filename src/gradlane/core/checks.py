@@ -23,8 +23,8 @@ def check_plan(plan: Plan, tensors: tuple[TensorSpec, ...]) -> None:
         tensors: the model's gradient tensors, in order of readiness.
 
     Raises:
-        PlanError: the plan is for other tensors, moves a byte twice or never, cuts a tensor inside
-            an element, or mixes dtypes in one message (a message is one sum and has one dtype).
+        PlanError: the plan is for other tensors, moves a byte twice or never, cuts a tensor inside an element, or mixes dtypes
+            in one message. A message is one sum and has one dtype.
     """
     if plan.tensors != tensors:
         raise PlanError(_first_difference(plan.tensors, tensors))

@@ -1,8 +1,8 @@
 """The cost of all-reduce by algorithm, from the cost of a single transfer (MG-WFBP Table 2).
 
-In an all-reduce among N workers some worker sends at least 2 (N - 1) / N of a message: it has to receive what its sums
-lack, and to give what those of others lack. The table's row for double binary trees is below that, although each worker
-sends every byte up one tree and down the other; it is kept for the paper's figures.
+In an all-reduce among N workers some worker sends at least 2 (N - 1) / N of a message: its parts for the others' sums, and its
+own sums for the others. The table's row for double binary trees is below that, although each worker sends every byte up one
+tree and down the other; it is kept for the paper's figures.
 
 The table gives startup a and time per byte b of five algorithms. Its symbols are alpha (startup between two nodes),
 beta (time per byte between them), gamma (time to sum a byte) and the number of workers N. docs/cost-model.md has the

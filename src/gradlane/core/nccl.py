@@ -12,8 +12,8 @@ N devices on H hosts, D = N / H; a host's cards have a rate R together, a device
     trees, H = 2: one transfer      the same                                  max(1 / (.92 * .96 R), 2 / (.92 r)) / protocol
     trees of NVSwitches (NVLSTree)  inside + 2 log H net                      6/5 max(1 / r, 2 / .96 R); H = 2: 1 / .96 R
 
-Differs from NCCL: no caps by channel, since the number of channels depends on the machine; no correction of trees for
-sizes in the middle; log H is rounded down; no in-network reduction by InfiniBand switches.
+Differs from NCCL: no caps by channel, since the number of channels depends on the machine. There is no correction of trees for
+sizes in the middle, and no in-network reduction by InfiniBand switches. log H is rounded down.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gradlane.errors import InputError
 from gradlane.units import NS_PER_SECOND
 
 LARGEST = 2**30
-"""Bytes up to which a line has to be the cheapest of some message, to be a cost segment: gradients come in buckets, and
-a startup that only pays for larger messages would mislead policies, which plan with the last segment's."""
+"""A line is a cost segment only if it is the cheapest for some message of at most this many bytes. Gradients come in buckets,
+and policies plan with the startup of the last segment: one for larger messages would mislead them."""
 
 
 class Latency(NamedTuple):

@@ -113,9 +113,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         bus: the devices of each host, among which a message is summed before it goes between hosts,
             and spread afterwards. UNSET, and left out of files: each worker has a host of its own,
             or `segments` are of a path that makes no difference between them.
-        own_link: how many times as fast a message crosses its worker's own link as it is summed, where a server's
-            link, which is slower or carries the messages of several workers, holds all back. UNSET, and left out
-            of files: nothing does.
+        own_link: how many times as fast a message crosses its worker's own link as it is summed. It is more than 1 where a
+            server's link is slower, or carries the messages of several workers. UNSET, and left out of files: as fast.
     """
 
     workers: int
@@ -248,9 +247,8 @@ class Network(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         within the minimum shrinks by the difference.
 
         Returns:
-            Nanoseconds of latency, which delays no other message; of per-message overhead, which
-            the processor spends on one message at a time; and of bytes, which have the link to
-            themselves.
+            Nanoseconds of latency, which delays no other message; of per-message overhead, during which the processor serves no
+            other; and of bytes, which have the link to themselves.
         """
         segment = self.segment_of(size_bytes)
         alone_ns = segment.cost_ns(size_bytes)

@@ -14,9 +14,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """How a run in a lab ended.
 
     Attributes:
-        exit_code: that of the first rank or server that failed (128 + signal if a signal ended it),
-            124 after a timeout, 130 after Ctrl-C (128 + signal after another that `gradlane.lifetime`
-            handles), else 0.
+        exit_code: that of the first rank or server that failed (128 + signal if a signal ended it), 124 after a timeout, else
+            0. A signal that `gradlane.lifetime` handles gives 128 + signal, so Ctrl-C 130.
         exit_codes: of each rank, job after job, counted the same way.
         first_failed_rank: index into `exit_codes`; None if no rank failed, or a server failed
             first.

@@ -251,9 +251,9 @@ def _thinned(sizes: Floats) -> npt.NDArray[np.intp]:
 def _line(sizes: Floats, medians: Floats) -> _Line:
     """The bounded line of least total relative absolute error.
 
-    Such a line passes through a data point. For lines through a given point, the error is convex in
-    the slope, with its minimum at the weighted median of the slopes to the other points; clipping
-    meets the bounds. All points are tried: exact, O(n^2 log n).
+    Such a line passes through a data point. For lines through a given point, the error is convex in the slope. Its minimum is
+    at the weighted median of the slopes to the other points, which is clipped to the bounds. All points are tried: exact, O(n^2
+    log n).
     """
     count = len(sizes)
     run = sizes[None, :] - sizes[:, None]

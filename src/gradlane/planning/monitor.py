@@ -259,8 +259,8 @@ class Monitor:
         return any(drift.suspects for drift in (self._network, self._compute, self._iteration))
 
     def _is_felt(self, factor: float, felt: float, patience: int) -> bool:
-        """Whether each of the last `patience` rounds was longer or shorter by `felt`, as the `factor` of network or
-        computing says; so it is taken to be until their normal time is known.
+        """Whether each of the last `patience` rounds was longer or shorter by `felt`, as the `factor` of network or computing
+        says. True until the normal time is known.
 
         A change that the plan hides lasts, so that a few slow rounds would sooner or later seem to be due to it.
         """

@@ -1,8 +1,7 @@
 """Rounds: a session's iterations, joined from one optimizer step to the next.
 
-A model may run several backward passes that sum in each of its optimizer's steps: the critic of a
-GAN runs one for its own loss and one for the generator's. Such passes take different times, so that
-only whole rounds can be compared.
+A model may run several backward passes that sum, in each step of its optimizer. The critic of a GAN runs one for its own loss
+and one for the generator's. Such passes take different times, so that only whole rounds can be compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gradients of a TensorFlow program averaged over ranks, inside of a `tf.function`.
 
-Each gradient goes to a host function of its own as soon as it has been computed, so that messages travel while the rest of
-the backward pass is computed. These functions are declared to be without state: TensorFlow would run functions with state one
-after another, in the order in which they are written, which is not the order in which gradients are computed.
+Each gradient goes to a host function of its own as soon as it has been computed, so that messages travel while the rest of the
+backward pass is computed. These functions are declared to be without state. TensorFlow would run functions with state in the
+order in which they are written, which is not the order in which gradients are computed.
 """
 
 from __future__ import annotations

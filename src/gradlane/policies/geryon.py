@@ -26,10 +26,10 @@ class Geryon(msgspec.Struct, frozen=True):
     Wins where the network itself serves one class before the other. On a network that does not, its
     lanes are first in, first out.
 
-    Differs from the paper: "coarse" goes by what the paper says of convolutions, as a profile does
-    not know kinds of layers. The threshold is given, searched over iterations (`gradlane.planning.tuning`), or with
-    `threshold="auto"` found once times are measured: in the paper the first iterations try some and fit a
-    curve, here the simulator runs five. There may be more than two lanes.
+    Differs from the paper: "coarse" goes by what the paper says of convolutions, as a profile does not know kinds of layers. In
+    the paper the first iterations try some thresholds and fit a curve. Here the threshold is given, searched over iterations
+    (`gradlane.planning.tuning`), or with `threshold="auto"` the best of five in the simulator. There may be more than two
+    lanes.
 
     Attributes:
         threshold_percent: with "threshold" (§III-C), layer l of L is urgent if 1 - l/L is above

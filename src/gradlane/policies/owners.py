@@ -25,10 +25,10 @@ class Owners(msgspec.Struct, frozen=True):
     exchange is one small all-reduce. The second phase brings the sums to all ranks, in order of first use, behind
     the next forward pass.
 
-    Neighbouring tensors share a message until it has at least b = sqrt(a S r / 2) bytes, as in `blocks`, and no
-    owner has much more than an equal share of it. Of a message the largest tensor goes first, to the owner that has
-    the least. A tensor is never cut, since its norm is that of the whole. One that is larger than an equal share of
-    the largest message is summed on all ranks in one phase.
+    Neighbouring tensors share a message until it has at least b = sqrt(a S r / 2) bytes, as in `blocks`. No owner has much more
+    than an equal share of it. Of a message the largest tensor goes first, to the owner that has the least. A tensor is never
+    cut, since its norm is that of the whole. One that is larger than an equal share of the largest message is summed on all
+    ranks in one phase.
 
     Wins where a script clips gradients by their norm in each step, and sums do not hide behind the backward pass.
     The fewer ranks there are, and the more alike tensors are, the more bytes pass behind the forward pass.
@@ -96,8 +96,8 @@ class Owners(msgspec.Struct, frozen=True):
             yield group, True
 
     def _sequence(self, plan: Plan, profile: Profile, network: Network) -> tuple[int, ...]:
-        """First phases in order of readiness. Where the network would wait for gradients, the most urgent second phase
-        comes in between, of a message whose first phase has ended; not where the norms would be known later for it.
+        """First phases in order of readiness. Where the network would wait for gradients, the most urgent second phase comes in
+        between, if that first phase has ended and no norm is known later for it.
         """
         ready_ns = [max(profile.tensors[tensor].ready_ns for tensor in message.tensors) for message in plan.messages]
         phase_ns = [self._phase_ns(plan, index, network) for index in range(len(plan.messages))]

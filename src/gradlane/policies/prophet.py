@@ -28,13 +28,11 @@ class Prophet(msgspec.Struct, frozen=True):
     Wins where gradients become ready in few steps, far apart, and a startup is short. Its
     partitions go one at a time, each with a startup, so that it falls behind elsewhere.
 
-    Differs from the paper: there gradient 0 ends the backward phase; here the last gradient to
-    become ready does. E(i) of Eq. 5 is the cost of the whole block so far, so a block pays one
-    startup. Steps (§2.2) are found in the profile's times (`core.stepwise`), as measured times are
-    never equal. The paper's monitor measures the bandwidth every 5 s (§4.2); here it is followed in
-    the messages that are sent anyway, by rank 0 alone: it plans again if bandwidth or times have changed by a
-    factor of 1.4 and steps take 5 % longer or shorter. In Algorithm 1 each worker has its own plan; here all
-    have one.
+    Differs from the paper: there gradient 0 ends the backward phase; here the last gradient to become ready does. E(i) of Eq. 5
+    is the cost of the whole block so far, so a block pays one startup. Steps (§2.2) are found in the profile's times
+    (`core.stepwise`), as measured times are never equal. The paper's monitor measures the bandwidth every 5 s (§4.2); here rank
+    0 alone follows it in the messages that are sent anyway. It plans again if bandwidth or times have changed by a factor of
+    1.4 and steps take 5 % longer or shorter. In Algorithm 1 each worker has its own plan; here all have one.
 
     Attributes:
         partition_bytes: the largest partition.

@@ -6,9 +6,9 @@ page: the data plane (`native/node/packet_queue.h`) and the two simulated fabric
 servers (`gradlane.sim.packets` packet by packet, `gradlane.sim.fluid` with infinitely small
 packets). `native/wire/wire.md` states the same rule in the same words.
 
-**Runs.** A sender hands packets over to a connection in runs. A run holds the packets of one
-message that travel on this connection, in order of their offsets; on the way back from a server it
-holds the packets of one sum that leave together. A run has a priority; 0 is the most urgent.
+**Runs.** A sender hands packets over to a connection in runs. A run holds the packets of one message that travel on this
+connection, in order of their offsets. On the way back from a server it holds the packets of one sum that leave together. A run
+has a priority; 0 is the most urgent.
 
 **Key.** Runs are ordered by the pair (urgency, number), the smallest first. The urgency is the
 run's priority where the connection is ordered by priority (a plan with the wire "packet-priority";

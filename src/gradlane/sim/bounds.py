@@ -59,14 +59,12 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     Returns:
         Nanoseconds.
 
-    Argument. Let R be a time after the start of backward and k a layer. The gradients that are
-    ready at R or later and whose parameters are first used by layer k or one before it can be sent
-    only from R on. Together they are S bytes, in at least one message, and the network needs at
-    least c(S) for them, its cheapest way to carry S bytes. One of these gradients therefore arrives
-    at R + c(S) or later; its layer is k or one before it; so layer k and all behind it, each with
-    its update, run after that. The forward pass ends no sooner than the greatest R + c(S) +
-    (updates and layers from k on) over all R and k, nor sooner than backward, forward and the
-    uncovered time take alone.
+    Argument. Let R be a time after the start of backward and k a layer. The gradients that are ready at R or later and whose
+    parameters are first used by layer k or one before it can be sent only from R on. Together they are S bytes, in at least one
+    message, and the network needs at least c(S) for them, its cheapest way to carry S bytes. One of these gradients therefore
+    arrives at R + c(S) or later. Its layer is k or one before it, so layer k and all behind it, each with its update, run after
+    that. The forward pass ends no sooner than the greatest R + c(S) + (updates and layers from k on) over all R and k. Nor does
+    it end sooner than backward, forward and the uncovered time take alone.
 
     For all-reduce c(S) is that of the cheapest piece of the network to carry S bytes in. It has one
     startup, and the largest size that the piece allows at its rate. What is left takes the least time
@@ -76,15 +74,13 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     message takes only what is, tells more: `_all_arrive_ns` in place of R + c(S), for some of the
     layers k.
 
-    On a cluster workers may begin an iteration at different times, and those of a host share its links, so
-    that R is not one time. `server_bounds` says for which groups of workers the argument holds, and with
-    which c(S); the bound is the greatest over them, and no less than what the busiest link passes in an
-    iteration.
+    On a cluster workers may begin an iteration at different times, and those of a host share its links, so that R is not one
+    time. `server_bounds` says for which groups of workers the argument holds, and with which c(S). The bound is the greatest
+    over them, and no less than what the busiest link passes in an iteration.
 
-    Where hosts have several devices, the first of the S bytes is between hosts a startup of the
-    first stage after R at the earliest, and c(S) is that of the network between hosts from then on.
-    Or else the last stage has the most to do: it takes messages one after another, none before it
-    has had the startups of the stages before, and all S bytes pass it.
+    Where hosts have several devices, the first of the S bytes is between hosts one startup of the first stage after R, or
+    later. From then on, c(S) is that of the network between hosts. Or else the last stage has the most to do. It takes messages
+    one after another, each after the startups of the other stages, and all S bytes pass it.
     """
     if isinstance(where, Network):
         cost, between = _all_reduce_cost(where.between), where.between

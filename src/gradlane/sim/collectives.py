@@ -113,8 +113,8 @@ class CollectiveFabric:
         self._link.add(now_ns, message, size_bytes, network_class, half, lane)
 
     def _telling_ns(self, message: int) -> int:
-        """What it takes to tell of the end of `message`, as a session asks for it: where another one waits for
-        that; of all where second phases wait for all first ones.
+        """The time of the callback at the completion of `message`. A session asks for it only if another message waits for
+        that, or second phases wait for all first ones.
         """
         if not self._wakeup_ns or message == _NORMS:
             return self._wakeup_ns

@@ -1,11 +1,10 @@
 """Fabric: what carries messages in virtual time, and the words that all fabrics share.
 
-A job is one training run; a rank is one simulated worker of one job. A `Simulation` hands messages
-over to a fabric and lets time pass. The fabric tells it when a message has been pushed (it has left
-the rank for the servers) and pulled (the rank has the sum). Three fabrics carry messages between
-hosts: `collectives.CollectiveFabric` for collectives; `fluid` for parameter servers and workers that
-are all alike, of which one stands for all; and `packets` for parameter servers and any workers. A
-fourth, `hosts.HostFabric`, puts the stages within hosts around any of them.
+A job is one training run; a rank is one simulated worker of one job. A `Simulation` hands messages over to a fabric and lets
+time pass. The fabric tells it when a message has been pushed (it has left the rank for the servers) and pulled (the rank has
+the sum). Three fabrics carry messages between hosts: `collectives.CollectiveFabric` for collectives, and two for parameter
+servers. In `fluid` all workers are alike and one stands for all; `packets` takes any workers. A fourth, `hosts.HostFabric`,
+puts the stages within hosts around any of them.
 """
 
 from __future__ import annotations

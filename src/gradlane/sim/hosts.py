@@ -62,9 +62,8 @@ class HostFabric:
             packet_bytes: a message passes from stage to stage in packets of this size.
             rate: for a message's size the highest rate at which `between` carries its bytes, in
                 bytes per second.
-            collective: whether the halves of a two-phase message are a reduce-scatter and an
-                all-gather, of half of the bytes each, and any other message is pushed when its sum
-                is there; otherwise a message is pushed when it has left its host.
+            collective: whether the halves of a two-phase message are a reduce-scatter and an all-gather, of half of the bytes
+                each. Any other message is then pushed when its sum is there, else when it has left its host.
         """
         self.events = 0
         self._own_events = 0

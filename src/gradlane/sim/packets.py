@@ -11,11 +11,10 @@ class before each downlink.
 control would have it. Packets that are not in flight can still be overtaken, connections into one
 downlink get equal shares, and one worker's pushes do not delay another worker's sums.
 
-**Servers.** A server adds packets in order of arrival, one after another. It returns a unit (see
-`sharding`) to all workers when it has the unit from all of them; where training is not synchronous,
-it returns a worker's unit to that worker at once. A message leaves its window when its last packet
-has left the worker, or with `Cluster.acknowledgement_ns` when the worker hears that the servers have it. Packets
-between a worker and a server on one host pass no link.
+**Servers.** A server adds packets in order of arrival, one after another. It returns a unit (see `sharding`) to all workers
+when it has the unit from all of them. If training is not synchronous, it returns a worker's unit to that worker at once. A
+message leaves its window when its last packet has left the worker, or with `Cluster.acknowledgement_ns` when the worker hears
+that the servers have it. Packets between a worker and a server on one host pass no link.
 """
 
 from __future__ import annotations

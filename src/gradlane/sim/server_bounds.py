@@ -134,8 +134,8 @@ class ServerBounds:
     def _on_shared_hosts(self, hosts: int, members: int) -> Iterator[_Line]:
         """The lines of members whose hosts are all alike and hold all servers, one each.
 
-        Let x of the S bytes be on the host of a member h, and as many of the others on each other host: what is less
-        even has a link with more to carry. Then x is S - (hosts - 1) * held or more. Each load is a part of S and a part of x.
+        Let x of the S bytes be on the host of a member h, and the others in equal parts on the other hosts. With unequal parts
+        some link has more to carry. Then x is S - (hosts - 1) * held or more. Each load is a part of S and a part of x.
         """
         host = next(iter(self._holds))
         here, held, others = members // hosts, self._holds[host], hosts - 1

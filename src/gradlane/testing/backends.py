@@ -49,12 +49,10 @@ def check_backend(
     - All ranks measure the same network, of as many workers as there are ranks.
     - Every message is summed in place over all ranks, whole or in two phases, gathered from
       scattered ranges and put back, iteration after iteration, under one plan after another.
-    - `on_done` is called once for each message (or phase), without an error, unless `start` says
-      that it has ended; `on_sent` is called once before it where the backend `tells_sends`, and
-      never where it does not.
-    - Ranks may start messages in any order, each in its own; where the backend `needs_one_order`,
-      it takes the order at the beginning or message by message, and refuses to start any other
-      message with `OrderError`.
+    - `on_done` is called once for each message (or phase), without an error, unless `start` says that it has ended. `on_sent`
+      is called once before it if the backend `tells_sends`, else never.
+    - Ranks may start messages in any order, each in its own. A backend that `needs_one_order` takes the order at the beginning
+      or message by message, and refuses any other message with `OrderError`.
 
     Sums are of small integers, so that they are exact in any order.
 

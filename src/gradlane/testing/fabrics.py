@@ -35,9 +35,8 @@ def check_fabric(
 
     - Time never goes back. Nothing happens before `next_ns`, and what `run` returns happens at one
       time, no later than it was asked for.
-    - Each message of each rank is pushed once, after it was handed over, and then pulled once; a
-      two-phase one after it was asked for, and, where the fabric is synchronous, after every rank
-      has asked.
+    - Each message of each rank is pushed once, after it was handed over, and then pulled once. A two-phase message is pulled
+      after it was asked for: by every rank, if the fabric is synchronous.
     - Nothing is invented for a rank or message that was not handed over, and nothing is forgotten:
       every iteration ends.
     - Two fabrics that are made alike do the same at the same times.

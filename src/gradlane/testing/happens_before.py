@@ -1,10 +1,9 @@
 """Happens-before: vector clocks of timelines, and the accesses to memory that they do not order.
 
-A timeline is whatever runs one thing after another: a stream of a device, or the host. Its clock says
-how far it knows each timeline to be. Two accesses to the same bytes, at least one of them a write,
-are a race unless the clock at the later one covers the earlier one. As in FastTrack (Flanagan and
-Freund, PLDI 2009), memory keeps its last writer and the readers since: if there are races, the first
-is found, whatever order the timelines really ran in.
+A timeline is whatever runs one thing after another: a stream of a device, or the host. Its clock says how far it knows each
+timeline to be. Two accesses to the same bytes, at least one of them a write, are a race unless the clock at the later one
+covers the earlier one. As in FastTrack (Flanagan and Freund, PLDI 2009), memory keeps its last writer and the readers since. If
+there are races, the first is found, in whatever order the timelines ran.
 
 No torch, no threads and no locks: `streams` brings them.
 """

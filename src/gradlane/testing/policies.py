@@ -43,13 +43,12 @@ def check_policy(policy: Policy, *, examples: int = 50) -> None:
     """Raise `AssertionError` unless `policy` keeps every promise of a policy.
 
     - It says what it is: `name`, `paper`, `differs` (`check_description`).
-    - Its plans move every byte once; planned again, also by a policy made anew with the same knobs,
-      they are the same, and so are their fingerprints after a file (`check_plans`).
+    - Its plans move every byte once. Planned again, also by another policy with the same knobs, they are the same, and so are
+      their fingerprints after a file (`check_plans`).
     - Its knobs can be written, read and tuned; those it declares tunable refuse values of no use
       (`check_knobs`).
-    - All-reduce carries its plans out in the order that is fixed ahead, in no less time than the
-      lower bound (`check_all_reduce`), also among workers that differ, on a network that changes
-      (`check_heterogeneous`).
+    - All-reduce carries its plans out in the order that is fixed ahead, in no less time than the lower bound
+      (`check_all_reduce`). So it does among workers that differ, on a network that changes (`check_heterogeneous`).
     - So do servers beside the workers (`check_servers`) and servers anywhere, in step or not
       (`check_any_servers`). Where servers or all-reduce cannot carry a plan, it is refused with
       `PlanError`.

@@ -7,12 +7,11 @@
         streams.join(end)  # without it: AssertionError, with the places of both uses
         data.add_(1)
 
-`CheckedStreams` takes the place of a device's streams (`gradlane.live.backends.streams.Streams`), with
-the CPU as the device. Its streams run as late, or as early, as a device may. Whatever they do, each
-use of a tensor is held against the clocks of `happens_before`. A use that no wait orders after the
-last write, or a write that none orders after the reads since, is a `Race`. So is memory that is
-freed while another stream than the one it was allocated on may use it: a caching allocator hands it
-out again at once, unless `record_stream` was called.
+`CheckedStreams` takes the place of a device's streams (`gradlane.live.backends.streams.Streams`), with the CPU as the device.
+Its streams run as late, or as early, as a device may. Whatever they do, each use of a tensor is held against the clocks of
+`happens_before`. A use that no wait orders after the last write, or a write that none orders after the reads since, is a
+`Race`. So is memory that is freed while a stream other than its own may use it: a caching allocator hands it out again at once,
+unless `record_stream` was called.
 
 What is seen: each ATen operation and each collective of torch.distributed, by a dispatch mode, on the
 thread that is `watching` and in the work of streams. Native code, `.numpy()` and `.tolist()` are not:
@@ -107,8 +106,8 @@ class CheckedStreams:
     All methods may be called on any thread.
 
     Args:
-        late: streams that are opened do nothing until somebody waits for them, and no event is over for
-            the host until it has waited for that or for a later one. Otherwise all is over at once.
+        late: streams that are opened do nothing until somebody waits for them. No event is over for the host until it has
+            waited for that event or a later one. Otherwise all is over at once.
         orders: whether collectives run in the current stream, as with NCCL; see `Streams.orders`.
 
     Attributes:

@@ -1,11 +1,10 @@
 """What a device did for the parts of a step: busy time, and the idle time that launches explain.
 
-A kernel belongs to the part in whose time on the host it was launched. The device is idle before a
-kernel if all work launched earlier has ended. Of such a gap a part counts what its own launches
-explain: the host prepares the launch, and the launch takes effect (`LATENCY_US` at most). Three things
-do not count: idle time before the part begins on the host; pauses in which no thread that launches work
-is in an operation (`PAUSE_US`: the script awaits inputs or logs); and a launched kernel's wait for
-something else, such as a collective. All times are in us on the trace's clock.
+A kernel belongs to the part in whose time on the host it was launched. The device is idle before a kernel if all work launched
+earlier has ended. Of such a gap a part counts what its own launches explain: the host prepares the launch, and the launch takes
+effect (`LATENCY_US` at most). Three things do not count: idle time before the part begins on the host, pauses, and a launched
+kernel's wait for something else, such as a collective. In a pause no thread that launches work is in an operation (`PAUSE_US`):
+the script awaits inputs or logs. All times are in us on the trace's clock.
 """
 
 from __future__ import annotations

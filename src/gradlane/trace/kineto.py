@@ -7,11 +7,10 @@ operation whose backward ran last before its AccumulateGrad; these operations, o
 the layers. If a trace does not tell (no sequence numbers, reentrant checkpointing), gradients that
 become ready together are a layer, and forward time is divided as backward time is.
 
-The forward pass begins with the first use of a parameter and ends where backward begins on the host;
-a part takes its busy time and the gaps that its launches explain (`device`). Steps are those of
-`profiler.step()`; without, each ends with `optimizer.step()`. Times are medians over the steps. What
-no part covers of the time from one step to the next is the profile's uncovered time, but for the
-time in which collectives are waited for.
+The forward pass begins with the first use of a parameter and ends where backward begins on the host. A part takes its busy time
+and the gaps that its launches explain (`device`). Steps are those of `profiler.step()`; without, each ends with
+`optimizer.step()`. Times are medians over the steps. What no part covers of the time from one step to the next is the profile's
+uncovered time, but for the time in which collectives are waited for.
 """
 
 from __future__ import annotations

@@ -71,9 +71,8 @@ class NodeOptions:
         rank_order: add contributions in rank order, whatever order they arrive in, so that the bits
             of a sum do not depend on the schedule.
         checksum: whether packets have one.
-        deal_evenly: distribute each tensor evenly over the servers (for tensors that come one at a
-            time), not the whole table; connections then take turns, so that all end at about the
-            same time.
+        deal_evenly: distribute each tensor evenly over the servers (for tensors that come one at a time), not the whole table.
+            Connections then take turns, so that all end at about the same time.
         tell_tables: servers run in processes without a worker, and workers tell them of each
             tensor.
         lanes: how packets of each lane are marked.
@@ -84,8 +83,8 @@ class NodeOptions:
             `ping_s`.
         linger_s: how long `close` waits for queued bytes.
         greeting_s: how long it may take to connect with a peer, attempts that it hung up on included.
-        max_bytes: the most bytes of the tensors that the worker here registers, and of the memory that
-            the server here may need for all tensors: what it keeps, and packets in flight.
+        max_bytes: the most bytes of the tensors that the worker here registers. It also limits the memory that the server here
+            may need for all tensors: what it keeps, and packets in flight.
         is_local: all members are on one host.
         hosts: for each worker a number that is equal for those of one host; empty before they have met.
         ranks: numbers of the workers in the whole job, for errors; None if they are the same.
@@ -268,9 +267,8 @@ class Node:
             tensor, address, size_bytes, priority: as `define`.
             rule: the optimizer, which decides what servers store; its numbers are set for the whole
                 `group`.
-            staleness: 0: a server sums an iteration's gradients and updates once. k: it updates
-                with each gradient as it comes, and answers a push when every worker has made the
-                push k before it. `UNBOUNDED`: it waits for nobody.
+            staleness: 0: a server sums an iteration's gradients and updates once. k: it updates with each gradient as it comes.
+                It answers a push when every worker has made the push k before it. `UNBOUNDED`: it waits for nobody.
             group: number of the parameter group, for `set_rule`.
 
         A server that lacks memory fails with `CapacityError`.

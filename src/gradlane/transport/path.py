@@ -170,8 +170,8 @@ def _rates(connections: dict[bool, socket.socket], seconds: float) -> tuple[int,
 def _reset(connection: socket.socket) -> None:
     """End a connection so that its sender learns of it at once, also where its window is closed.
 
-    After an orderly close a closed window stays closed: Linux announces no window for a connection
-    that nobody reads from any more, and the sender would wait until its own timeout.
+    After an orderly close a closed window stays closed. Linux announces no window for a connection that nobody reads from any
+    more, and the sender would wait until its own timeout.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()

@@ -150,8 +150,8 @@ def profile(
         batch: samples for each worker; None: as the paper.
         compute_dtype: of products and activations, a key of `COMPUTE_DTYPES`: what a script runs under autocast.
             Parameters, gradients and updates stay float32. None: the device's default for float32.
-        mfu: the part, of more than 0 and at most 1, of the device's peak at which it computes: counted operations of
-            the passes, over the time of a step without communication and over the peak. None: as calibrated.
+        mfu: the part of the device's peak at which it computes, more than 0 and at most 1. It is the counted operations of the
+            passes, divided by the time of a step without communication and by the peak. None: as calibrated.
 
     Raises:
         InputError: there is no such model or device, or an argument is out of its range.

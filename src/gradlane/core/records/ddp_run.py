@@ -18,8 +18,8 @@ class DdpRun(msgspec.Struct, frozen=True):
         workers: ranks.
         step_ns: each measured step under DDP, of the slowest rank.
         alone_ns: each step in which no gradient was summed, of the slowest rank.
-        waits_ns: by rank, the median time of a step in which the backward pass was over and sums
-            were not; empty on a device, where the host does not see it.
+        waits_ns: by rank, for how long of a step (the median) the backward pass was over and sums were not. Empty on a device,
+            where the host does not see it.
         profile: of rank 0, measured in the steps without sums; float32 travels as it is.
         network: of all-reduce in the model's own process group.
         plan, timeline: rank 0's buckets and what happened in some further steps; None where the

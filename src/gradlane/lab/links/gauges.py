@@ -1,8 +1,7 @@
 """Samples of every shaped link, 20 times a second, as lines of JSON: bytes passed and bytes queued.
 
-This module asks for a dump of queueing disciplines and parses it itself. pyroute2 takes 0.8 ms for
-each link, a quarter of a core for eight hosts; this takes a hundredth of that (`python -m bench.lab
-gauges`).
+This module asks for a dump of queueing disciplines and parses it itself. pyroute2 takes 0.8 ms for each link, a quarter of a
+core for eight hosts. This takes a hundredth of that (`python -m bench.lab gauges`).
 """
 
 from __future__ import annotations

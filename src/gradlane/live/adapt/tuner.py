@@ -125,8 +125,8 @@ def prepare(
         file: tuned knobs; it may be missing if `options` are given.
 
     Returns:
-        The policy to begin with; a tuner, None without `options`; and rank 0's reason why `file`
-        cannot be used, which the handshake passes on to the other ranks ("" for none).
+        The policy to begin with; a tuner, None without `options`; and rank 0's reason why `file` cannot be used, "" for none.
+        The handshake passes the reason on to the other ranks.
 
     Raises:
         InputError: the policy has nothing to tune.

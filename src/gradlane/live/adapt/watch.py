@@ -129,8 +129,8 @@ class Watch:
         return planned_for.stretched(moved.compute)
 
     def places(self) -> tuple[Place, ...]:
-        """The places as they are now: the first ones, all slowed down by the factor by which
-        messages take longer now over the backend in force, since they share the links.
+        """The places as they are now: the first ones, slowed down by as much as messages over the backend in force. All places
+        share the links.
         """
         first = self._first[self._in_force]
         if self._last and len(first) == LEARN:

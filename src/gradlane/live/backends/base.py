@@ -32,16 +32,14 @@ OnSent = Callable[[int], None]
 class Backend(Protocol):
     """Sums messages over the ranks of a job.
 
-    Threads: `start`, `start_second_phase`, `begin` and `expect` are called under one lock of the
-    session, by whichever thread brings the reason, also from within `on_done` and `on_sent`; all
-    others are called by the training thread. `on_done` and `on_sent` may be called at any time from
-    any thread, but by a thread that holds none of the backend's own locks. Nothing here may wait
-    for another rank, except what is marked as collective: every rank calls that, in one order.
+    Threads: `start`, `start_second_phase`, `begin` and `expect` are called under one lock of the session, by any thread, also
+    from within `on_done` and `on_sent`. All others are called by the training thread. `on_done` and `on_sent` may be called at
+    any time from any thread, but by a thread that holds none of the backend's own locks. Nothing here may wait for another
+    rank, except what is marked as collective: every rank calls that, in one order.
 
-    The life of a plan: `prepare`, and then for each iteration `begin`, one `start` for each
-    message, and, for each two-phase message, `start_second_phase` once every message of the plan
-    has ended its first phase. The next iteration begins when all have ended. If `carry_out` has
-    returned an engine, that starts the messages, and of these calls only `begin` is made.
+    The life of a plan: `prepare`, and then for each iteration `begin` and one `start` for each message. Once every message has
+    ended its first phase, each two-phase message gets `start_second_phase`. The next iteration begins when all have ended. If
+    `carry_out` has returned an engine, that starts the messages, and of these calls only `begin` is made.
 
     `gradlane.testing.backends.check_backend` checks all that is promised here, on the ranks of a
     process group.

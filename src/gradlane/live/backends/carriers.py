@@ -223,8 +223,8 @@ def _choose_packets(servers: ParameterServerBackend, group: Any) -> None:
     """Time streams with packets of each size, and go on with the smallest whose streams take at most
     5 % longer than the best (collective).
 
-    Where a stream of 4 MiB with the smallest packets takes longer than 100 ms, the links set the
-    pace, and no other size is measured: the measuring would take long and tell nothing.
+    If a stream of 4 MiB with the smallest packets takes longer than 100 ms, the links set the pace. No other size is measured
+    then, as that would take long and tell nothing.
     """
     taken_ns: dict[int, int] = {}
     for packet_bytes in PACKET_BYTES:

@@ -1,11 +1,10 @@
 """External servers: parameter servers in processes of their own (`gradlane server`), and how a
 session calls them.
 
-Whenever a session needs servers, at attach and for a plan with other lanes, rank 0 writes a call with
-the next number to the job's store. Workers and servers then connect under that number. Each server
-that is free takes the next place of the last call, and answers one call after another until the store
-is gone, which is when the job has ended. So places are given anew with each call, and a server that
-is started in place of one that was killed serves the job's next attempt.
+Whenever a session needs servers, at attach and for a plan with other lanes, rank 0 writes a call with the next number to the
+job's store. Workers and servers then connect under that number. Each server that is free takes the next place of the last call.
+It answers one call after another until the job has ended, when the store is gone. So places are given anew with each call, and
+a server that is started in place of one that was killed serves the job's next attempt.
 """
 
 from __future__ import annotations
@@ -151,8 +150,8 @@ def serve(
         say: called with each line of the server's report.
         address: to listen on; by default that of the interface which a variable names (docs/clusters.md), else this
             host's address on the route to the store.
-        max_bytes: of memory that a job may need here, for what is kept and for all packets that may
-            be in flight, beyond which the server refuses it; by default this host's memory.
+        max_bytes: the memory that a job may need here, for what is kept and for all packets that may be in flight; by default
+            this host's memory. The server refuses a job that may need more.
         wait_s: seconds for the job's store to appear, since servers may be started before the job.
 
     Returns:

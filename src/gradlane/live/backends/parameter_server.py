@@ -7,14 +7,12 @@ ahead: windows and priorities decide. A message leaves its lane's window when th
 as in the simulator. If it stayed until its sum is there, ranks whose windows hold different
 messages would wait for one another for ever, as a sum needs every rank's part.
 
-If the plan's wire is "fifo", a server returns a message once it has summed all its packets of it;
-otherwise it returns each packet as soon as that is summed. With "packet-priority" the most urgent
-packet is sent first, however late it was queued.
+If the plan's wire is "fifo", a server returns a message once it has summed all of its packets. Otherwise it returns each packet
+as soon as that is summed. With "packet-priority" the most urgent packet is sent first, however late it was queued.
 
-Ranks of one host sum through the memory that they share (`transport.host`), where each host has
-equally many of them and the servers are beside the ranks; between hosts only the hosts' sums
-travel. The plan's messages, windows and priorities stay. A message has left its window when this
-rank's part is in that memory and its host's sum has been sent. It has also left when it waits for
+If each host has equally many ranks and the servers are beside them, ranks of one host sum through memory that they share
+(`transport.host`). Between hosts only the hosts' sums travel. The plan's messages, windows and priorities stay. A message has
+left its window when this rank's part is in that memory and its host's sum has been sent. It has also left when it waits for
 another rank of the host and nothing else goes on, for the reason above.
 
 Owns one thread, which blocks in the node until messages have ended and reports them. When the node

@@ -1,7 +1,7 @@
 """Pieces: the tensors of a node in which the messages of a plan travel.
 
-A message is one tensor. Where several hosts first sum what their ranks have and then exchange their
-sums, it is cut into pieces: while one crosses the network, the next is summed within the host.
+A message is one tensor. Where several hosts first sum within each host and then exchange their sums, it is cut into pieces:
+while one crosses the network, the next is summed within the host.
 """
 
 from __future__ import annotations

@@ -134,11 +134,10 @@ def sweep_streams(
 def sharing(group: Any, device: torch.device) -> Sharing:
     """How concurrent all-reduces of torch.distributed share the network.
 
-    Gloo has two threads per group. Its ring (gloo/allreduce.cc) moves 1 / workers of a message in
-    each of 2 (workers - 1) steps, at most two segments of 1 MiB at once; segments of another
-    message go in between. On a device with streams, sums run one after another, and the launch of
-    the next overlaps with the one before. Whether switches look at classes of lanes is not measured,
-    and taken to be no.
+    Gloo has two threads per group. Its ring (gloo/allreduce.cc) moves 1 / workers of a message in each of 2 (workers - 1)
+    steps, at most two segments of 1 MiB at once. Segments of another message go in between. On a device with streams, sums run
+    one after another, and the launch of the next overlaps with the one before. Whether switches look at classes of lanes is not
+    measured, and taken to be no.
     """
     workers = dist.get_world_size(group)
     if device.type != "cpu" or workers == 1:
@@ -214,9 +213,9 @@ def measure_wakeup(group: Any, device: torch.device, repeats: int = 45, budget_s
     """Measure how much later a sum starts by the callback of the one before it than by a thread that
     waited for that (collective).
 
-    The thread that trains uses each sum meanwhile, as a session does: it updates a parameter. Three and
-    four emulated hosts on two cores: told by callbacks alone, sums took 0 to 9 % longer than by a
-    thread, and with an optimizer's step for each 8 to 23 %.
+    The thread that trains uses each sum meanwhile, as a session does: it updates a parameter. Three and four emulated hosts on
+    two cores: with callbacks alone, sums took 0 to 9 % longer than with a thread. With an optimizer's step for each sum it was
+    8 to 23 %.
 
     Args:
         repeats: runs of 16 small sums each way; fewer where they would take longer than `budget_s`, but

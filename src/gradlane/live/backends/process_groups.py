@@ -6,8 +6,8 @@ calls their callbacks on its own threads. If such a thread calls Python while th
 being finalised, the process dies by SIGABRT and not with the script's exit code. So at exit the
 connections of unfinished sums are shut down first, which ends those sums.
 
-A group is destroyed only when torch.distributed has let go of every callback: its thread takes the
-interpreter's lock for that, and some releases hold the lock while they wait for the thread.
+A group is destroyed only when torch.distributed has let go of every callback. Its thread takes the GIL for that, and some
+releases hold the GIL while they wait for the thread.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def is_by_host(group: Any, device: torch.device) -> bool:
 def unrecorded(begin: Callable[..., Begun], *args: Any) -> Begun:
     """Call `begin(*args)`, which begins collectives that may end after this call, out of sight of torch's profilers.
 
-    Gloo's thread writes the end of a collective into the record of the profiler that ran at its begin. If that one has
-    stopped, as at the end of each step that a script profiles, its memory is another's: PyTorch 2.13 then writes a thread's
+    Gloo's thread writes the end of a collective into the record of the profiler that ran at its begin. If that profiler has
+    stopped, as at the end of each step that a script profiles, its memory is another's. PyTorch 2.13 then writes a thread's
     number into whatever is there.
     """
     if not _autograd._profiler_enabled():

@@ -1,14 +1,13 @@
 """TwoPhase: the sum of one message as a reduce-scatter and an all-gather (policy `dear`).
 
-With P ranks and a message of S bytes, each rank owns one share of S / P bytes: the first phase
-gives it the sum of its share, the second gives every rank all shares.
+With P ranks and a message of S bytes, each rank owns one share of S / P bytes. The first phase gives it the sum of its share,
+the second gives every rank all shares.
 
-On the CPU the first phase is an all-to-all, after which each rank adds the P copies of its share,
-in rank order: Gloo's reduce-scatter has no future that reports its end. As many bytes travel, and
-at two ranks the sum has the same bits as Gloo's all-reduce. Both phases go in segments of at most
-512 KiB, as Gloo's all-reduce does by itself. Sent at once, megabytes in both directions delay each
-other's acknowledgements: between two hosts at 200 Mbit/s, 8 MiB took 177 or 330 ms, in segments 176
-to 187 ms.
+On the CPU the first phase is an all-to-all, after which each rank adds the P copies of its share, in rank order. Gloo's
+reduce-scatter has no future that reports its completion. As many bytes travel, and at two ranks the sum has the same bits as
+Gloo's all-reduce. Both phases go in segments of at most 512 KiB, as Gloo's all-reduce does by itself. Sent at once, megabytes
+in both directions delay each other's acknowledgements: between two hosts at 200 Mbit/s, 8 MiB took 177 or 330 ms, in segments
+176 to 187 ms.
 """
 
 from __future__ import annotations

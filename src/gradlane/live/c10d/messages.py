@@ -121,8 +121,8 @@ class Mail:
         """Return when all ranks have called this.
 
         Raises:
-            BarrierError: on rank 0 with the ranks that did not come within `timeout_s` (the first of them, or all with
-                `wait_all_ranks`); on the others that have come, that rank 0 has failed. The group cannot be used any more.
+            BarrierError: on rank 0 with the ranks that did not come within `timeout_s`: the first of them, or all with
+                `wait_all_ranks`. On the others it says that rank 0 has failed. The group cannot be used any more.
         """
         tag = _BARRIER + self._barriers % _BARRIERS
         self._barriers += 1

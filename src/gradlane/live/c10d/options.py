@@ -43,10 +43,9 @@ class Options:
         rank_order: add the ranks' contributions in rank order. With three ranks or more this gives
             the same bits in every run, and wherever the ranks are.
         checksum: send a checksum with payloads that leave this host.
-        shared_memory: where every host has equally many ranks, from 2 to 32, sum what is on a host through memory that
-            its ranks share, and only the hosts' sums over the network; with several hosts not if `rank_order`. Where all
-            ranks are on one host, messages go through it too. Where it is not given, GRADLANE_SHARED_MEMORY=0 in the
-            environment turns it off.
+        shared_memory: where every host has equally many ranks, from 2 to 32, they sum through memory that they share, and only
+            the hosts' sums use the network. With several hosts and `rank_order` they do not. Where all ranks are on one host,
+            messages go through it too. Where it is not given, GRADLANE_SHARED_MEMORY=0 in the environment turns it off.
         packet_bytes: a multiple of 64 up to 512 KiB. With smaller packets an urgent call is sent
             sooner. None for 512 KiB if all ranks are on one host, else 256 KiB.
         stall_timeout: seconds, 1 to 86400, after which a rank whose process says nothing, though it is connected, is an

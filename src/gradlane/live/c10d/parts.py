@@ -29,15 +29,15 @@ class Parts:
     starts none.
 
     Attributes:
-        starts: for each tensor the arguments of `Node.start`: addresses to read and to write (0 for
-            none), bytes, dtype, operation, sender, receiver and server (-1 for none), and the bytes of the
-            tensor that it is a piece of (0: it is no piece).
+        starts: for each tensor the arguments of `Node.start`: addresses to read and to write (0 for none), bytes, dtype,
+            operation, sender, receiver and server (-1 for none). The last is the size in bytes of the tensor that it is a piece
+            of, 0 if it is whole.
         exchanged: what goes to and comes from every other rank, for `Node.exchange`; a collective has these or `starts`.
         held: keeps the memory alive until the collective has ended.
 
     Args:
-        piece_bytes: what all ranks give or get goes in pieces of so many bytes, each a tensor of its own, so that one
-            crosses the network while another is summed on its host; None: whole.
+        piece_bytes: cut what all ranks give or get into pieces of this size, each a tensor of its own; None: do not. One piece
+            crosses the network while another is summed on its host.
     """
 
     def __init__(self, piece_bytes: int | None = None) -> None:

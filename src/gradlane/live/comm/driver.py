@@ -1,8 +1,8 @@
 """Driver: a session's gradients and sums, from a gradient in its slot to the sum in the same slot.
 
-What carries out the plan in force is a `Carrier` (`carrier.py`): the node's engine, where the backend can carry plans out
-by itself (`Backend.carry_out`), and elsewhere an engine of this process. The driver has what both have in common: the
-memory, the device, and waiting. Failing is in `failures.py`; what rank 0 decides for all is in `coordination.py`.
+A `Carrier` (`carrier.py`) carries out the plan in force. It is the node's engine if the backend can carry plans out by itself
+(`Backend.carry_out`), else an engine of this process. The driver has what both have in common: the memory, the device, and
+waiting. Failing is in `failures.py`; what rank 0 decides for all is in `coordination.py`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """RollCall: the ranks of a job, or of a process group, find one another in a store.
 
-A store may be older than these processes. torchrun keeps one over all restarts of a job (PyTorch
-2.6 and newer), with everything that ranks of earlier attempts have written, and no number tells an
-attempt from those before: `TORCHELASTIC_RESTART_COUNT` differs between nodes, and stays the same
-when a node joins. So no key with a name that an earlier attempt may have used is believed. Each
-rank writes a name that it has just drawn, and rank 0 calls it by that name into a place of the
-store whose name rank 0 has just drawn. Only a process that lives answers.
+A store may be older than these processes. torchrun keeps one over all restarts of a job (PyTorch 2.6 and newer), with
+everything that ranks of earlier attempts have written. No number tells one attempt from another: `TORCHELASTIC_RESTART_COUNT`
+differs between nodes, and stays the same when a node joins. So no key with a name that an earlier attempt may have used is
+believed. Each rank writes a name that it has just drawn. Rank 0 calls it by that name into a place of the store, whose name
+rank 0 has just drawn too. Only a process that lives answers.
 
 Whoever reaches the store can read it. So what rank 0 hands to a rank as it calls it is deleted by
 that rank, which is there to read it.

@@ -25,8 +25,8 @@ class ParameterGroups:
 
     Raises:
         InputError: there is no optimizer.
-        UnsupportedError: servers do not have the optimizer or one of its options; an optimizer has
-            a parameter that is not the model's or that another one has, or none has one of the model's.
+        UnsupportedError: servers do not have the optimizer or one of its options, or the optimizers do not have each parameter
+            of the model once, and no others.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:

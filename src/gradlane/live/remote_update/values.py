@@ -1,9 +1,8 @@
 """Values: a worker's access to the parameters and optimizer state that servers keep.
 
-Each parameter is a tensor of the node (`gradlane.transport.Node`) and has a slot, a piece of memory
-that holds this worker's gradient until it is sent and the new parameters once they are received.
-There is no thread here: the node's I/O thread moves the bytes, and a caller that needs a value
-blocks in the node.
+Each parameter is a tensor of the node (`gradlane.transport.Node`) and has a slot. This piece of memory holds the worker's
+gradient until it is sent, and the new parameters once they are received. There is no thread here: the node's I/O thread moves
+the bytes, and a caller that needs a value blocks in the node.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ given, else a copy. It calls `PendingGradient.given_away`."""
 class PendingGradient(torch.Tensor):
     """Stands in `param.grad` for a gradient whose sum may not have arrived.
 
-    The slot belongs to the session, which sums the next gradient in it. An operation that would
-    hand its memory to the script (a view, `.data`, a NumPy array, an address) is therefore done on
-    a copy: `part` makes it, and this object stands for the copy from then on.
+    The slot belongs to the session, which sums the next gradient in it. An operation that would hand its memory to the script
+    (a view, `.data`, a NumPy array, an address) is therefore done on a copy. `part` makes the copy, and this object stands for
+    it from then on.
 
     Args:
         slot: where the sum will be.

@@ -2,8 +2,8 @@
 
 A handler may save a checkpoint, as Slurm and Lightning ask for it by SIGUSR1. Where it interrupts a session that changes what
 it knows, or an optimizer from which gradients are hidden, it would see parameters of two steps at once. So it runs a little
-later: the signal is sent again, until the main thread is in the script's code or waits for a sum, where everything is of one
-step.
+later. The signal is sent again until the main thread is in the script's code or waits for a sum; all parameters are of one step
+there.
 
 A child process that was forked has the memory of its parent and none of its threads. Before a fork, deferred updates are made
 in all sessions; in the child each session is detached from its model, which then has ordinary tensors.

@@ -1,7 +1,7 @@
 """What a session says of each step while it trains: numbers for a logger, and a line for people.
 
-A step counts from the start of one backward pass that sums to the start of the next: updates that
-were deferred, and what waits for them, are in the step that they belong to.
+A step counts from the start of one backward pass that sums to the start of the next. So deferred updates, and the waits for
+them, are in the step that they belong to.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class StepMetrics(TypedDict):
         forward pass.
     bound_seconds: simulated from that and the measured network; no schedule's step takes less.
         What the script does elsewhere, between the passes or before `step()`, is in neither.
-    slowest_rank, slowest_busy_seconds: the rank that was busy for longest in the last five steps, in
-        which it did anything but wait for others, and for how long of a step. On rank 0 alone, and
-        not on a device.
+    slowest_rank, slowest_busy_seconds: the rank that was busy for longest in the last five steps, and for how long of a step. A
+        rank is busy when it does not wait for others. On rank 0 alone, and not on a device.
     """
 
     step: int

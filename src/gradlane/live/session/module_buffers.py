@@ -5,10 +5,9 @@ does so too at first, and for as long as rank 0's script changes buffers between
 If the script changes none, rank 0 sends its buffers at the end of the forward pass that wrote them,
 so that the broadcast overlaps with the backward pass.
 
-A script may change a buffer later all the same. So at the start of each forward pass that trains,
-rank 0 compares its buffers with those that it sent, and says over the control channel whether they
-hold (`REGULAR`) or come `AGAIN`, in a second process group. The other ranks wait for that word, where
-under DDP they would wait for the buffers.
+A script may change a buffer later all the same. So rank 0 compares its buffers with those that it sent, at the start of each
+forward pass that trains. It says over the control channel whether they hold (`REGULAR`) or come `AGAIN`, in a second process
+group. The other ranks wait for that word, where under DDP they would wait for the buffers.
 
 Rank 0 announces and sends its buffers too when it evaluates (`TO_EVALUATE`). A rank that evaluates
 waits until it knows whether rank 0 does, or has gone on to train.

@@ -231,8 +231,8 @@ class Session:
     def flush(self) -> None:
         """Wait for every sum and run every deferred update, so that all values are as under DDP.
 
-        Call it if something reads parameters without Python between `step()` and the next forward
-        pass, such as a C++ extension that keeps a pointer, or a process that shares their memory.
+        Call it if something reads parameters without Python between `step()` and the next forward pass: a C++ extension that
+        keeps a pointer, or a process that shares their memory.
         """
         self._settle()
         if not self._iterations.in_backward:

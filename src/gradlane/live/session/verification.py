@@ -1,8 +1,8 @@
 """Verification: compares a session's steps with an independent computation of DDP's steps.
 
-In a verified iteration values are only copied as they pass: each rank's part of each sum, the sums that arrive, and
-parameters, optimizer state and gradients before and after their updates. Nothing waits for another rank, so that as
-many updates are deferred as in any other iteration.
+In a verified iteration values are only copied as they pass. These are each rank's part of each sum, the sums, and parameters,
+optimizer state and gradients before and after their updates. Nothing waits for another rank, so that as many updates are
+deferred as in any other iteration.
 
 The comparison comes when the next backward pass begins, or in `close()`, after all deferred updates have run. The
 ranks all-reduce the copied parts in a process group of their own, which gives the sums as DDP computes them. They are

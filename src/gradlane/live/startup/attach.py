@@ -395,9 +395,7 @@ def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: han
 
 
 def _hear_of_a_shortage(job: Job, store: Any) -> None:
-    """Return when every rank has the error of a host that lacks memory: each is told it while they connect, and the first
-    one to end would tell the others first that it has stopped.
-    """
+    """Wait until every rank has the error of the host that lacks memory, so that none reports another rank's exit instead."""
     store.set(f"shortage/{job.rank}", "")
     store.wait([f"shortage/{rank}" for rank in range(job.world)], timedelta(seconds=_SHORTAGE_S))
 

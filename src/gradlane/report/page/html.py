@@ -21,8 +21,8 @@ _STYLES = ("uplot/uPlot.min.css", "page.css")
 def render_page(facts: Facts) -> bytes:
     """The report as UTF-8.
 
-    The data is compressed and in base64, so that nothing in it can end the element that holds it; the
-    scripts put it on the page as text, never as HTML.
+    The data is compressed and in base64, so that nothing in it can end the element that holds it. The scripts put it on the
+    page as text, never as HTML.
     """
     encoded = msgspec.json.encode({"computeKinds": COMPUTE_KINDS, "facts": facts})
     data = base64.b64encode(zlib.compress(encoded, 9)).decode()
