@@ -86,7 +86,7 @@ class UnderWay:
         self._groups, self._works, self._callback = groups, works, callback
         self.is_to_tell = False
         """Whether `tell` was called."""
-        groups.add(self)
+        groups.under_way.add(self)
 
     def tell_if_ended(self) -> bool:
         """If all have ended by now, call the callback, unless `tell` was called; return whether they have. Does not wait."""
@@ -95,7 +95,7 @@ class UnderWay:
         if not self.is_to_tell:
             self.is_to_tell = True
             self._conclude(self._works)
-            self._groups.discard(self)
+            self._groups.under_way.discard(self)  # no thread waits for this one: it has no callback
         return True
 
     def tell(self) -> None:
@@ -105,7 +105,7 @@ class UnderWay:
         self.is_to_tell = True
         futures = [work.get_future() for work in self._works]
         (futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)).add_done_callback(
-            _Once(lambda future: self._conclude([future]), lambda: self._groups.discard(self))
+            _Once(lambda future: self._conclude([future]), lambda: self._groups.let_go_of(self))
         )
 
     def _conclude(self, ended: Sequence[Any]) -> None:
@@ -170,6 +170,9 @@ class ProcessGroups:
     Args:
         new_groups: makes them.
         timeout_s: seconds after which torch.distributed fails a collective in them.
+
+    Attributes:
+        under_way: collectives in these groups that have not ended, or whose callback torch still has.
     """
 
     def __init__(self, new_groups: NewGroups, timeout_s: float) -> None:
@@ -179,7 +182,7 @@ class ProcessGroups:
         self._before: Sockets | None = None  # this process's sockets before the group that is being opened
         self.is_aborted = False
         self._changed = threading.Condition()
-        self._under_way: set[UnderWay] = set()
+        self.under_way: set[UnderWay] = set()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -222,22 +225,17 @@ class ProcessGroups:
         """Call `callback` once all `works` have ended, see `UnderWay`."""
         UnderWay(self, works, callback).tell()
 
-    def add(self, begun: UnderWay) -> None:
-        """Collectives were begun in these groups."""
+    def let_go_of(self, begun: UnderWay) -> None:
+        """Collectives have ended, and torch has let go of their callback."""
         with self._changed:
-            self._under_way.add(begun)
-
-    def discard(self, begun: UnderWay) -> None:
-        """They have ended, and torch has let go of their callback."""
-        with self._changed:
-            self._under_way.discard(begun)
+            self.under_way.discard(begun)
             self._changed.notify_all()
 
     def close(self) -> None:
         """Destroy the groups; no collective may be in flight."""
         atexit.unregister(self._end)
         with self._changed:
-            self._changed.wait_for(lambda: not any(begun.is_to_tell for begun in self._under_way), _END_S)
+            self._changed.wait_for(lambda: not any(begun.is_to_tell for begun in list(self.under_way)), _END_S)
         for group in self._all:
             # at exit the script may already have destroyed all groups
             with contextlib.suppress(ValueError, AssertionError):
@@ -246,15 +244,15 @@ class ProcessGroups:
 
     def _end(self) -> None:
         """At exit, unless `close` was called: end the sums and calls that are stuck, then close."""
-        if not self._under_way and not calls.some_are_left():
+        if not self.under_way and not calls.some_are_left():
             return
         now = open_sockets()
         opening = frozenset() if self._before is None else now - self._before
         for fd, _ in opening.union(*self._sockets) & now:
             shut_down(fd)
         with self._changed:
-            for begun in list(self._under_way):
+            for begun in list(self.under_way):
                 begun.tell()
-            are_over = self._changed.wait_for(lambda: not self._under_way, _END_S)
+            are_over = self._changed.wait_for(lambda: not self.under_way, _END_S)
         if are_over and not calls.some_are_left():
             self.close()  # this also ends the threads that run the callbacks

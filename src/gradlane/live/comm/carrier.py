@@ -185,6 +185,7 @@ class HostCarrier:
         self._under_way = self._since_ns = 0
         self.communicated_ns = 0
         self._has_windows, self._makes_room = plan.has_windows, False
+        self._seen: list[tuple[Callable[[int], None], int]] | None = None  # while `_look` looks
         self._has_second_phases = bool(plan.second_phases)
         self._tells_receives = backend.tells_sends
         recorder.note_elsewhere(lambda last: [])
@@ -205,7 +206,7 @@ class HostCarrier:
             self._recorder.add_each("ready", self._iteration, tensors, now, now)
             for tensor in tensors:
                 self._events[tensor] = reached
-            self._backend.look()
+            self._look()
             self._tell(self.engine.ready, tensors)
 
     def flush(self) -> None:
@@ -218,18 +219,36 @@ class HostCarrier:
 
     def look(self) -> None:
         with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        """Handle all that has ended as one fact: what follows from an end is then asked for once."""
+        seen: list[tuple[Callable[[int], None], int]] = []
+        self._seen = seen
+        try:
             self._backend.look()
+        finally:
+            self._seen = None
+        if seen:
+            self._handle(_tell_each, seen)
 
     def _told(self, fact: Callable[[int], None], message: int, error: BaseException | None = None) -> None:
         """Called by the backend on any thread: of `message`, or of a phase of it, `fact` is true, or it has failed."""
         if error is not None:  # torch.distributed raises RuntimeError
             (self._failures.suspect if isinstance(error, (JobError, RuntimeError)) else self._coordination.abort)(error)
             return
+        with self._lock:
+            if self._seen is not None:
+                self._seen.append((fact, message))
+            else:
+                self._handle(fact, message)
+
+    def _handle(self, fact: Callable[[Subject], None], subject: Subject) -> None:
+        """Hand over a fact that the backend has told. Its thread has no caller that could handle an error."""
         try:
-            with self._lock:
-                if not self._is_over():
-                    self._tell(fact, message)
-        except BaseException as raised:  # this thread has no caller that could handle it
+            if not self._is_over():
+                self._tell(fact, subject)
+        except BaseException as raised:
             if self._failures.failure is None:
                 self._coordination.abort(raised)
 
@@ -346,6 +365,11 @@ class HostCarrier:
     def log(self) -> Log | None:
         with self._lock:
             return self.engine.log
+
+
+def _tell_each(facts: Sequence[tuple[Callable[[int], None], int]]) -> None:
+    for fact, message in facts:
+        fact(message)
 
 
 def _agreed_order(plan: Plan) -> list[list[int]]:

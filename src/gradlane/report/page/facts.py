@@ -20,8 +20,8 @@ class RankBars(msgspec.Struct, frozen=True):
         rank: the rank; -1 for a simulated one.
         compute: columns kind, subject (a tensor; a layer for forward; -1 for none), start after the
             one before, length.
-        messages: columns message, iteration counted from the first shown, start after the one before, and three lengths. The
-            message was ready before its start, in its first phase, and from then on until it had arrived.
+        messages: columns message, iteration counted from the first shown, start after the one before, and three lengths: the
+            time that it was ready before its start, its first phase, and the rest until it had arrived.
     """
 
     rank: int
