@@ -324,6 +324,33 @@ def the_module_called_by_itself(rank: int, world: int) -> tuple[list[str], list[
     return differences(reference, found), torchs, ours
 
 
+def past_the_wrapper(rank: int, world: int) -> tuple[list[str], list[str]]:
+    """What differs from torch's class, and what is logged, where a graph is used twice and the module is called by itself."""
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator = Mlp(), torch.Generator().manual_seed(1000 + rank)
+        wrapper, optimizer = wrap(model), adam(model)
+        for step in range(12):
+            optimizer.zero_grad()
+            x, y = model.batch(generator)
+            loss = F.cross_entropy(wrapper(x), y)
+            loss.backward(retain_graph=True)
+            if step % 3 == 1:
+                loss.backward()
+            if step % 3 == 2:
+                F.cross_entropy(model(x * 2), y).backward()
+            optimizer.step()
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            _close(wrapper)
+        return bits(model, optimizer)
+
+    reference = train(TorchDDP)
+    with log_lines() as lines, slow_network():
+        found = train(_wrap)
+    return differences(reference, found), [line for line in lines if "drift apart" in line]
+
+
 def two_models(rank: int, world: int) -> tuple[list[str], list[bool]]:
     """A generator and a discriminator, each wrapped; what differs from torch's, and which are scheduled."""
 

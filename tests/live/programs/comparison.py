@@ -48,9 +48,15 @@ WAYS = (
     "bytescheduler late server",
     "mercury mixed server",
     "dear late server",
+    "bytescheduler late wrapped",
+    "bytescheduler mixed wrapped",
+    "blocks late wrapped",
+    "owners mixed wrapped",
+    "bytescheduler late tuned wrapped",
+    "mercury mixed server wrapped",
 )
 """A policy; `late`: every sum is held, `mixed`: every other one, `prompt`: none; backend and order, if not the default ones;
-`tuned`: the plan changes in nearly every iteration.
+`tuned`: the plan changes in nearly every iteration; `wrapped`: by the drop-in, else attached.
 """
 
 
@@ -107,10 +113,7 @@ def under_ddp(program: Program, rank: int, at: list[str]) -> dict[str, torch.Ten
         later = [hook for hook in program.hooks if not hook.startswith("before")]
         for hook in hooks:
             register(run, hook)
-        options = MODELS[program.model].ddp
-        if any(action.startswith(("freeze", "unfreeze")) for step in program.steps for action in step):
-            options = {**options, **UNUSED}
-        run.call = DistributedDataParallel(model, **options)
+        run.call = DistributedDataParallel(model, **_ddp_options(program))
         run.no_sync = run.call.no_sync
         for hook in later:
             register(run, hook)
@@ -125,22 +128,39 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
         for hook in program.hooks:
             if hook.startswith("before"):
                 register(run, hook)
-        with gradlane.attach(
-            model,
-            optimizers,
-            gradlane.policies.get(policy, **KNOBS.get(policy, {})),
-            backend="server" if "server" in options else "all-reduce",
-            order="coordinator" if "coordinator" in options else "planned",
-            network=Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second),
-            profile_iterations=1,
-            tune=TuneOptions(trials=6, iterations=1, settle=0) if "tuned" in options else False,
-            timeout=TIMEOUT_S,
-        ) as session:
-            run.no_sync = session.no_sync
+        asked: dict[str, Any] = {
+            "policy": gradlane.policies.get(policy, **KNOBS.get(policy, {})),
+            "backend": "server" if "server" in options else "all-reduce",
+            "order": "coordinator" if "coordinator" in options else "planned",
+            "network": Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second),
+            "profile_iterations": 1,
+            "tune": TuneOptions(trials=6, iterations=1, settle=0) if "tuned" in options else False,
+            "timeout": TIMEOUT_S,
+        }
+        with contextlib.ExitStack() as ends:
+            if "wrapped" in options:
+                run.call = gradlane.DistributedDataParallel(model, options=asked, **_ddp_options(program))
+                ends.push(lambda *error: _end(run.call.session, *error))
+                run.no_sync = run.call.no_sync
+            else:
+                session: Any = ends.enter_context(gradlane.attach(model, optimizers, **asked))
+                run.no_sync = session.no_sync
             for hook in program.hooks:
                 if not hook.startswith("before"):
                     register(run, hook)
             return _trained(run, at)
+
+
+def _ddp_options(program: Program) -> dict[str, Any]:
+    options = MODELS[program.model].ddp
+    freezes = any(action.startswith(("freeze", "unfreeze")) for step in program.steps for action in step)
+    return {**options, **UNUSED} if freezes else options
+
+
+def _end(session: Any, *error: Any) -> None:
+    """End what the drop-in has begun, if anything."""
+    if session is not None:
+        session.__exit__(*error)
 
 
 def _made(program: Program, seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:

@@ -25,7 +25,8 @@ FLAGS = {
     "no_sync_backward",  # forward outside: DDP sums, since its forward pass prepares it for that
     "no_sync_forward",  # backward outside: DDP does not sum
     "twice",  # two forward passes, one backward pass
-    "again",  # two backward passes over one graph; inside no_sync only
+    "again",  # two backward passes over one graph; where the model is attached and not wrapped, inside no_sync only
+    "past",  # the module is called, past its wrapper
     "weighted",
     "scaled",  # by a GradScaler
     "infinite",  # the loss
@@ -64,7 +65,7 @@ def _loss(run: Run, take: str, flags: set[str]) -> torch.Tensor:
         elif "functional" in flags:
             loss = _functional_loss(run, take)
         else:
-            loss = run.loss(take)
+            loss = run.loss(take, past="past" in flags)
         if "twice" in flags:
             loss = loss + run.loss(take)
     if "weighted" in flags:

@@ -63,11 +63,11 @@ class Run:
         if MODELS[self.program.model].parts:
             self.model.taken = tuple(part for part in parts.split(",") if part != "none") if parts else self.model.parts
 
-    def loss(self, parts: str = "") -> torch.Tensor:
-        """Of one batch, by one forward pass."""
+    def loss(self, parts: str = "", past: bool = False) -> torch.Tensor:
+        """Of one batch, by one forward pass; `past` a wrapper."""
         self.take(parts)
         x, y = self.batch()
-        return loss_of(self.call(x), y)
+        return loss_of((self.model if past else self.call)(x), y)
 
     def see(self, name: str, value: Any) -> None:
         """`value` (a number, a tensor, None, or a dict or list of them) must be the same under DDP."""

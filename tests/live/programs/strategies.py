@@ -182,7 +182,8 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
         kinds.remove("thread")  # under DDP, too, it would read what the hook writes
     if any(hook.split()[1] == "scheduler" for hook in hooks) and "schedule" not in kinds and "schedule" in between:
         kinds.append("schedule")
-    style = _Style(choices, model)
+    way = choices.of(WAYS, "way ")
+    style = _Style(choices, model, is_wrapped="wrapped" in way)
     steps = [_step(choices, style, kinds, {**between, **gradients}, gradients) for _ in range(draw(st.integers(4, 9)))]
     if choices.allowed(CASTS) and choices.chance(3):
         steps[-1] = (*steps[-1], choices.of(CASTS))
@@ -190,7 +191,7 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
         tuple(steps),
         model,
         choices.of([name for name in OPTIMIZERS if style.may_keep or name != "part"], "optimizer "),
-        choices.of(WAYS, "way "),
+        way,
         tuple(hooks),
     )
 
@@ -203,7 +204,8 @@ def _has_buffers(model: str) -> bool:
 class _Style:
     """What most steps of a program have in common."""
 
-    def __init__(self, choices: _Choices, model: str) -> None:
+    def __init__(self, choices: _Choices, model: str, is_wrapped: bool) -> None:
+        self.is_wrapped = is_wrapped
         self.zeroing = _zeroing(choices, 30)
         flags = choices.allowed(FLAGS)
         if MODELS[model].parts:  # DDP refuses a penalty on what the forward pass did not use
@@ -267,8 +269,10 @@ def _passes(choices: _Choices, parts: str, style: _Style) -> list[str]:
         if choices.allowed(["no_sync"]) and choices.chance((0 if style.has_parts else 4) if last else 75):
             ways = ["no_sync"] * 10 + choices.allowed(["no_sync_backward", "no_sync_forward"])
             words.append(choices.of(ways))
-            if words[-1] == "no_sync" and choices.allowed(["again"]) and choices.chance(5):
-                words.append("again")
+        if (style.is_wrapped or words[-1] == "no_sync") and choices.allowed(["again"]) and choices.chance(5):
+            words.append("again")
+        if style.is_wrapped and choices.allowed(["past"]) and choices.chance(5):
+            words.append("past")
         if style.flag == "scaled" or (style.flag and choices.chance(70)):
             words.append(style.flag)
         if style.flag == "scaled":

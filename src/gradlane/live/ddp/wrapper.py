@@ -134,6 +134,9 @@ class DistributedDataParallel(TorchDDP):
     refuses the model; then one line says why. A parameter that is frozen when the model is wrapped and
     trained later is summed by neither, since torch's class never does; one line says so.
 
+    As for torch's class, only a backward pass after a call of this object is summed: not a second one through the same
+    graph, nor one after a call of the module inside. One line says so.
+
     `bucket_cap_mb`, `gradient_as_bucket_view`, `static_graph` and `find_unused_parameters` matter
     for as long as torch sums: gradlane's plan decides what travels together, and any parameter may
     be unused. A model stays torch's under `join()` or `torch.distributed.algorithms.Join`, with a communication
@@ -248,7 +251,6 @@ class DistributedDataParallel(TorchDDP):
             self._kept_by_torch = "one rank trains alone"  # as everybody knows
             return
         session.sync = self._syncs
-        session.moves_buffers = False  # a script may call the module itself, for which torch's class sends none
         self._session = session
         _of_wrappers.add(session)
         weakref.finalize(self, _abandon, session).atexit = False
@@ -356,12 +358,12 @@ class DistributedDataParallel(TorchDDP):
             inputs, kwargs = moved[0], moved_kwargs[0]
         session = self._session
         self._tell_of_what_is_trained_too()
-        session.moves_buffers = True
+        session.counts_calls = True
         try:
             with _compiled_for(_Split(self.bucket_bytes_cap)):
                 return self.module(*inputs, **kwargs)
         finally:
-            session.moves_buffers = False
+            session.counts_calls = False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _tell_of_what_is_trained_too(self) -> None:

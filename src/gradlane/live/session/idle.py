@@ -32,7 +32,7 @@ class IdleSession:
     """
 
     rank, world = 0, 1
-    sync, settled, tuning, crosses_barrier, failed, moves_buffers = True, True, False, False, False, False
+    sync, settled, tuning, crosses_barrier, failed, counts_calls = True, True, False, False, False, False
     tuned = auto = trains_more = None
     optimizers: Sequence[torch.optim.Optimizer] = ()
 

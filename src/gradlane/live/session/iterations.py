@@ -28,7 +28,7 @@ from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.parts import Parts, log
-from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
+from gradlane.live.session.passes import PAST_WRAPPER, UNSEEN_FORWARD, Passes
 from gradlane.live.session.sending import Sending
 from gradlane.live.session.steps import Steps
 from gradlane.live.session.tracked import Tracked
@@ -58,7 +58,10 @@ class Iterations:
         self._forward_began_ns = self._backward_began_ns = 0
         self._in_forward = False
         self._take_up(first_plan)
-        self.passes = Passes(job.model, parts.tracked, job.optimizers, self, fills_in=not job.finds_unused)
+        past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
+        self.passes = Passes(
+            job.model, parts.tracked, job.optimizers, self, fills_in=not job.finds_unused, past_wrapper=past_wrapper
+        )
 
     def _take_up(self, plan: Plan) -> None:
         """Put `plan` in force. No message may be in flight, and no update deferred."""
@@ -131,7 +134,7 @@ class Iterations:
             self.settle()
         elif not parts.settled:
             self.passes.hook_compiled_parts()
-        if self.passes.moves_buffers and not (parts.left_alone or nested):
+        if self.passes.counts_calls and not (parts.left_alone or nested):
             parts.refused_aloud(
                 lambda buffers: buffers.before_forward(parts.failures.wait_until, module.training, parts.settled)
             )

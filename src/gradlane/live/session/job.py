@@ -30,6 +30,7 @@ class Job:
         ignored: names of parameters and buffers that DDP is told to ignore; each rank keeps its own.
         finds_unused: a parameter that was frozen after its forward pass counts as unused, as under DDP with
             `find_unused_parameters`; if not, its gradient is zeros.
+        wrapped: the drop-in wraps the model. Only its own calls count as forward passes, as for torch's class.
     """
 
     model: torch.nn.Module
@@ -42,6 +43,7 @@ class Job:
     wire_dtype: str | None = None
     ignored: frozenset[str] = frozenset()
     finds_unused: bool = True
+    wrapped: bool = False
 
     @property
     def world(self) -> int:

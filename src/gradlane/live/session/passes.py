@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -27,6 +27,13 @@ UNSEEN_FORWARD = (
     "a backward pass began, and gradlane has seen no forward pass of the model since the last one (model.forward(inputs), "
     "another method of the model, a graph that is used twice): rank 0's buffers, such as BatchNorm's running statistics, were "
     "not sent before it, as DDP would; call the model itself, or pass broadcast_buffers=False"
+)
+
+
+PAST_WRAPPER = (
+    "a backward pass began, and DistributedDataParallel was not called since the last one whose gradients were summed (a graph "
+    "that is used twice, or a call of the module inside): its gradients are not summed, as under torch's class, so ranks may "
+    "drift apart"
 )
 
 
@@ -86,13 +93,15 @@ class Passes:
         optimizers: that have them.
         listener: is told.
         fills_in: a parameter that was frozen after its forward pass has a gradient of zeros; otherwise it counts as unused.
+        past_wrapper: the drop-in wraps the model: only its own calls count, as for torch's class. Called when a gradient is not
+            summed because none came before. None: every call of the model counts, and so does a backward pass without one.
 
     Attributes:
         sync: whether backward passes sum gradients; `no_sync()` sets it, and so may whoever wraps the model.
         closed: the hooks are gone.
         was_evaluated: the last forward pass with gradients ran in evaluation mode.
         forward_was_seen: the model was called with gradients since the last sum.
-        moves_buffers: DDP would send rank 0's buffers for calls of the model; not if the script calls what it has wrapped.
+        counts_calls: calls of the model count as forward passes. The drop-in sets it during its own.
     """
 
     def __init__(
@@ -102,11 +111,12 @@ class Passes:
         optimizers: Sequence[torch.optim.Optimizer],
         listener: Listener,
         fills_in: bool = False,
+        past_wrapper: Callable[[], None] | None = None,
     ) -> None:
         self.model, self._tracked, self._listener = model, tracked, listener
         self._complete = listener.complete
-        self.sync = self.moves_buffers = True
-        self._in_backward, self._fills_in = False, fills_in
+        self.sync, self.counts_calls = True, past_wrapper is None
+        self._in_backward, self._fills_in, self._past_wrapper = False, fills_in, past_wrapper
         self.closed = self.was_evaluated = self.forward_was_seen = False
         # whether a forward pass since the last sum was outside of `no_sync()`; None: there was none
         self._forward_summed: bool | None = None
@@ -201,15 +211,19 @@ class Passes:
             evaluation mode, which may be an evaluation on this rank alone, they become due only if
             a backward pass follows that sums gradients.
         """
+        if not self.counts_calls:
+            return False
         self.forward_was_seen = True
         if not self.sync and not self._forward_summed:
             self._forward_summed = False
             return False
         self._hook_outputs(output)
-        if nested:  # a backward pass may follow inside of the outer call
+        if nested:  # a backward pass may follow inside of the outer call; torch's class sums none there unless it is told to
+            self._forward_summed = self._forward_summed if self._past_wrapper else True
             return False
-        self.was_evaluated = self.sync and self.moves_buffers and not module.training
-        return self.sync and self.moves_buffers and module.training
+        self._forward_summed = True
+        self.was_evaluated = self.sync and not module.training
+        return self.sync and module.training
 
     def _hook_outputs(self, output: Any) -> None:
         """Hook the model's output, so that a backward pass is noticed where it begins.
@@ -217,7 +231,6 @@ class Passes:
         A parameter's hook may be too late: inside a reentrant checkpoint it fires in a nested pass,
         which ends before the whole backward pass does.
         """
-        self._forward_summed = True
         for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._output_gradient_ready)  # type: ignore[no-untyped-call]
@@ -246,9 +259,11 @@ class Passes:
         """Whether the gradients of the running backward pass are summed over the ranks.
 
         As in DDP, they are if a forward pass since the last sum was outside of `no_sync()`. If the
-        script calls parts of the model instead, the backward pass itself has to be outside.
+        script calls parts of an attached model instead, the backward pass itself has to be outside.
         """
-        return self.sync if self._forward_summed is None else self._forward_summed
+        if self._forward_summed is None:
+            return self.sync and self._past_wrapper is None
+        return self._forward_summed
 
     def _will_accumulate(self) -> bool:
         """Whether the pass will reach a parameter; `torch.autograd.grad` of inputs does not."""
@@ -258,7 +273,7 @@ class Passes:
             self._listener.refuse_replaced()
         except RuntimeError:  # torch raises it if `torch.autograd.grad` got parameters as inputs
             pass
-        if not keeps_graph():
+        if not (keeps_graph() or self._past_wrapper):
             self._forward_summed = None  # no other pass can go through that forward pass's graph
         return False
 
@@ -267,6 +282,8 @@ class Passes:
         if not self._in_backward:
             if not self._sums:
                 tracked.accumulated = param.grad is not None
+                if self._past_wrapper and self.sync and self._forward_summed is None:
+                    self._past_wrapper()
                 return
             self._listener.begin()
         if param.grad is None:  # it was frozen after its forward pass

@@ -346,13 +346,13 @@ class Session:
         self._passes.sync = sync
 
     @property
-    def moves_buffers(self) -> bool:
-        """Whether calls of the model begin with rank 0's buffers; a wrapper sets it for its own calls."""
-        return self._passes.moves_buffers
+    def counts_calls(self) -> bool:
+        """Whether calls of the model count as forward passes; a wrapper sets it for its own calls."""
+        return self._passes.counts_calls
 
-    @moves_buffers.setter
-    def moves_buffers(self, moves: bool) -> None:
-        self._passes.moves_buffers = moves
+    @counts_calls.setter
+    def counts_calls(self, counts: bool) -> None:
+        self._passes.counts_calls = counts
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Let backward passes inside accumulate gradients on this rank only, as DDP's `no_sync`.

@@ -213,7 +213,7 @@ def attach_from(
     ignored = ignored_in(model) if wrapped is None else wrapped.ignored
     job = job_of(model, optimizer, process_group, resolved.stepping.timeout, resolved.carrier.wire_dtype, ignored)
     if wrapped is not None:
-        job = replace(job, finds_unused=wrapped.finds_unused)
+        job = replace(job, finds_unused=wrapped.finds_unused, wrapped=True)
     if alone or (job.world == 1 and resolved.asks_for_nothing):
         note_attached()
         return IdleSession(model)
