@@ -81,10 +81,12 @@ def test_the_module_called_without_its_wrapper_keeps_each_ranks_buffers(two_rank
         assert ours == torchs
 
 
-def test_a_backward_pass_that_torchs_class_would_not_sum_is_not_summed_and_one_line_says_so(two_ranks):
-    (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:past_the_wrapper")
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_backward_pass_that_torchs_class_would_not_sum_is_not_summed_and_one_line_says_so(two_ranks, verify):
+    (differs, (line, *verified)), (others, lines) = two_ranks.run("tests.live.ddp:past_the_wrapper", verify=verify)
     assert differs == others == lines == []
     assert "a graph that is used twice, or a call of the module inside" in line
+    assert [text.endswith("equal to DDP bit for bit") for text in verified] == [True] * verify
 
 
 @pytest.mark.parametrize("to_torch", [False, True], ids=["gradlane's", "then torch's"])

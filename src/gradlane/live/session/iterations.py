@@ -142,7 +142,7 @@ class Iterations:
             self._forward_that_trains(watches=not whole and not parts.settled)
 
     def _forward_that_trains(self, watches: bool) -> None:
-        if self.passes.sync and self.parts.buffers is not None:
+        if self.passes.sync and self.passes.counts_calls and self.parts.buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1)
         if self.trains_more is not None:
             raise JobError(f"{self.trains_more} was frozen at attach and is trained now: close() the session and attach again")
@@ -235,7 +235,8 @@ class Iterations:
         """A backward pass begins whose gradients are summed."""
         parts = self.parts
         parts.gpu.refuse_capture("a backward pass that sums gradients")
-        if parts.buffers is not None and not self.passes.forward_was_seen:
+        # the drop-in is told to sum without a forward pass of its own, for which torch's class sends no buffers either
+        if parts.buffers is not None and not (self.passes.forward_was_seen or parts.job.wrapped):
             self._verifier.forward_was_not_seen(self._driver.iteration + 1)
             parts.tell("unseen forward", UNSEEN_FORWARD)
         if parts.uneven is not None:
