@@ -27,6 +27,11 @@ KEPT: dict[str, Program] = {
     "optimizer_state_replaced_by_hand": _program((*PLAIN, "state new"), PLAIN),
     "the_optimizer_rolled_back_before_the_model": _program(PLAIN, (*PLAIN, "rollback optimizer model"), PLAIN),
     "the_optimizer_rolled_back_alone": _program(PLAIN, (*PLAIN, "rollback optimizer"), PLAIN),
+    # under the drop-in
+    "a_graph_used_twice": _program(("zero_grad", "backward again", "step"), PLAIN, way="bytescheduler late wrapped"),
+    "the_module_called_past_its_wrapper": _program(
+        (*PLAIN, "backward past", "step"), ("zero_grad", "backward past", "step"), PLAIN, way="bytescheduler late wrapped"
+    ),
     # hooks of optimizers
     "a_step_pre_hook_that_clips_registered_after_attach": _program(PLAIN, PLAIN, hooks=("after step_pre clip",)),
     "a_step_pre_hook_by_the_class_that_clips_more_than_the_optimizer_has": _program(

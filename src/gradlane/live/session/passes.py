@@ -218,10 +218,11 @@ class Passes:
             self._forward_summed = False
             return False
         self._hook_outputs(output)
-        if nested:  # a backward pass may follow inside of the outer call; torch's class sums none there unless it is told to
-            self._forward_summed = self._forward_summed if self._past_wrapper else True
+        # inside of its forward pass torch's class sums no backward pass, unless its reducer is told to
+        if not (nested and self._past_wrapper):
+            self._forward_summed = True
+        if nested:  # a backward pass may follow inside of the outer call
             return False
-        self._forward_summed = True
         self.was_evaluated = self.sync and not module.training
         return self.sync and module.training
 
