@@ -128,10 +128,9 @@ def test_a_trainer_gives_the_bits_of_its_own_ddp_and_defers_updates(tmp_path: Pa
                 assert one["digest"] == reference["digest"], f"rank {rank}: {arm}/{case}"
                 reads = case == "clipping" or (trainer.reads_gradients and arm == "launch")
                 assert (one["deferred"] == 0) == reads, f"rank {rank}: {arm}/{case}"
-                assert len(one["lines"]) == (reads and rank == 0), one["lines"]
-                assert all(
-                    re.search(r"\S+/\S+\.py:\d+ reads gradients .* between backward and step", line) for line in one["lines"]
-                )
+                lines = [line for line in one["lines"] if "waiting for it" not in line]  # the machine has other work
+                assert len(lines) == (reads and rank == 0), lines
+                assert all(re.search(r"\S+/\S+\.py:\d+ reads gradients .* between backward and step", line) for line in lines)
 
 
 @pytest.mark.parametrize(
