@@ -17,7 +17,7 @@ run: $(STAMP)          ## train a real network over a shaped link under DDP, aut
 setup: $(STAMP)        ## the virtual environment alone
 
 # by two workers, since tests wait more than they compute; those that compare durations run alone afterwards
-test: $(STAMP)         ## the tests, with one row of each kind of a matrix: a quarter of an hour on two cores
+test: $(STAMP)         ## the tests, with one row of each kind of a matrix: ten minutes on two cores
 	$(PY) -m pytest -m "not timing and not extra" --numprocesses 2 --dist loadfile
 	$(PY) -m pytest -m "timing and not extra"
 

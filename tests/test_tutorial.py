@@ -48,6 +48,7 @@ def steady(line: str) -> str:
     return " ".join(re.sub(r"[\d.]+( ms| us| s)?%?|[│┃]", " ", line).split())
 
 
+@pytest.mark.extra
 def test_the_tutorial_does_what_it_says(folder: Path) -> None:
     ran = []
     for command in commands(TUTORIAL):

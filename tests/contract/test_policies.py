@@ -47,6 +47,7 @@ def test_every_policy_keeps_the_promises_of_policies(name, check):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.extra
 def test_geryon_as_its_paper_has_it_keeps_them_too(check):
     check(policies.get("geryon", pulls="after pushes", pull_seed=3, slice_elements=1000, shards=3), 20)
 

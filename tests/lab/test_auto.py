@@ -21,6 +21,7 @@ EVERY_NS = 12 * 10**9  # up or down for so long, since nobody can say when the r
 
 
 @pytest.mark.timing
+@pytest.mark.extra
 def test_links_that_carry_a_quarter_make_it_look_again(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     reason = lab.supported()

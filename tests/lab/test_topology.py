@@ -95,6 +95,7 @@ def test_ranks_and_servers_leave_nothing_however_the_lab_ends(held, way: str, tm
     assert socket.if_nameindex() == interfaces
 
 
+@pytest.mark.extra
 def test_an_emulated_job_learns_through_servers_what_it_has_to() -> None:
     pytest.importorskip("torch")
     job = JobSpec((0, 1), (2,), (sys.executable, str(HERE / "emulated_job.py"), "resnet18", "p3", "8"))

@@ -66,6 +66,7 @@ def test_a_rank_that_is_killed_while_plans_are_tried_ends_the_job_with_its_name(
 
 
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
+@pytest.mark.extra
 def test_five_hundred_changes_of_plan_change_no_bit(two_ranks, backend):
     unmarked = [name for name in catalog.names(backend) if name not in ("geryon", "searched")]
     for found in two_ranks.run("tests.live.auto:change_at_random", names=tuple(unmarked), changes=500, backend=backend):

@@ -49,6 +49,7 @@ def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
     assert (folder / "report.html").read_bytes() == render_page(read_run(folder))
 
 
+@pytest.mark.extra
 def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace(tmp_path: Path) -> None:
     options = ["--loopback", "--rounds", 1, "--steps", 2, "--batch-size", 4, "--policies", "blocks,mg-wfbp", "--out", tmp_path]
     done = gradlane("compare", *options)
@@ -57,6 +58,7 @@ def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace
     check_comparison(tmp_path, ["blocks", "mg-wfbp"], links=False)
 
 
+@pytest.mark.extra
 def test_compare_in_a_lab_as_make_run_does(tmp_path: Path) -> None:
     reason = lab.supported()
     if reason is not None:
@@ -112,6 +114,7 @@ def test_an_unknown_policy_is_refused_before_anything_starts() -> None:
     assert "expected one of wfbp" in gradlane("compare", "--policies", "fastest", expect=2).stderr
 
 
+@pytest.mark.extra
 def test_probe_writes_a_network_that_plan_reads_beside_the_profile_of_a_script(tmp_path: Path) -> None:
     gradlane("probe", "--seconds", 1, "--out", tmp_path / "network.json")
     assert files.read(tmp_path / "network.json", Network).workers == 2
@@ -174,6 +177,7 @@ def test_an_interrupt_of_a_comparison_is_one_line(where: str, tmp_path: Path) ->
     assert interrupted(process) == ["gradlane: interrupted"]
 
 
+@pytest.mark.extra
 def test_the_example_gives_its_output_under_plain_torchrun() -> None:
     options = ["--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(EXAMPLE)]

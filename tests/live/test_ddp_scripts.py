@@ -153,6 +153,7 @@ def test_launch_ddp_of_a_script_that_wraps_nothing_says_that_it_had_no_effect(tm
 
 
 @pytest.mark.parametrize(("start", "by"), [("spawn", "address"), ("spawn", "variables"), ("fork", "variables")])
+@pytest.mark.extra
 def test_ranks_that_the_script_starts_itself_take_part_in_one_process_of_the_launcher(start: str, by: str) -> None:
     found = []
     for ddp in ([], ["--ddp", "--policy", "blocks"]):
@@ -165,6 +166,7 @@ def test_ranks_that_the_script_starts_itself_take_part_in_one_process_of_the_lau
     assert digest == expected
 
 
+@pytest.mark.extra
 def test_several_processes_of_the_launcher_that_start_the_same_ranks_are_refused() -> None:
     given = [SCRIPTS / "own_ranks.py", "--start", "spawn", "--by", "address", "--port", free_port()]
     done = gradlane("launch", "--nproc", 2, "--ddp", *given, expect=1)

@@ -48,6 +48,7 @@ def test_a_check_that_time_is_up_for_is_left_out_and_fails_the_run(tmp_path):
     assert [(check["outcome"], check["reason"]) for check in checks] == [("left out", "the limit of 0 s for all was over")] * 2
 
 
+@pytest.mark.extra
 def test_a_dry_run_trains_arms_in_turns_to_equal_losses(tmp_path):
     out = tmp_path / "bench.json"
     arms = "ddp,blocks@all-reduce,mercury@server"

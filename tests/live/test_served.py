@@ -225,6 +225,7 @@ def test_servers_of_their_own_give_what_ddp_gives():
     assert served.close() == [0, 0]
 
 
+@pytest.mark.extra
 def test_the_example_gives_its_output():
     example = ROOT / "examples" / "asynchronous.py"
     done = gradlane("launch", "--standalone", "--nproc", 2, "--backend", "server", "--servers", 1, example)

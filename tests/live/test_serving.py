@@ -172,6 +172,7 @@ def assert_is_undisturbed(folder: Path) -> None:
     assert all(torch.equal(trained[name], value) for name, value in undisturbed().items())
 
 
+@pytest.mark.extra
 def test_a_killed_server_that_is_started_again_serves_the_next_attempt_with_the_state_of_the_checkpoint(tmp_path: Path) -> None:
     store = f"127.0.0.1:{free_port()}"
     servers = [subprocess.Popen(command_line("server", store)) for _ in range(2)]

@@ -142,6 +142,7 @@ def test_a_rank_that_is_killed_in_a_trial_ends_the_job_with_its_name(backend):
     assert len(tuned.trials) >= 2
 
 
+@pytest.mark.extra
 def test_launch_tunes_a_script_that_knows_nothing_of_it_and_keeps_what_it_found(tmp_path):
     file = tmp_path / "tuned.json"
     done = gradlane("launch", "--nproc", 2, "--policy", "bytescheduler", "--tune", "--knobs", file, EXAMPLE)
