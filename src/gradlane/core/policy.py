@@ -51,9 +51,8 @@ class Policy(Protocol):
         A pure function: the same arguments give an equal plan, in every process and at any time.
 
         Args:
-            profile: tensors in the order in which their gradients become ready, and layers in the order of the forward pass.
-                Sizes are in bytes, times in ns after the start of the backward pass. `profile.urgency()` is the order of first
-                use.
+            profile: its tensors are in the order of their gradients' readiness, its layers in that of the forward pass. Sizes
+                are in bytes, times in ns after the start of the backward pass. `profile.urgency()` is the order of first use.
             network: what a message costs: `cost_ns(size_bytes)`, made of a startup in ns and a rate
                 in bytes a second; `workers`, 1 or more. Where hosts have several devices, it is the
                 cost of a message's whole path (`Network.path`).

@@ -2,7 +2,7 @@
 
 Each gradient goes to a host function of its own as soon as it has been computed, so that messages travel while the rest of the
 backward pass is computed. These functions are declared to be without state. TensorFlow would run functions with state in the
-order in which they are written, which is not the order in which gradients are computed.
+order of the program's text. It computes gradients in another order.
 """
 
 from __future__ import annotations

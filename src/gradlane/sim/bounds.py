@@ -75,8 +75,8 @@ def lower_bound_ns(profile: Profile, where: Network | Cluster) -> int:
     layers k.
 
     On a cluster workers may begin an iteration at different times, and those of a host share its links, so that R is not one
-    time. `server_bounds` says for which groups of workers the argument holds, and with which c(S). The bound is the greatest
-    over them, and no less than what the busiest link passes in an iteration.
+    time. The argument holds for some groups of workers, each with its own c(S) (`server_bounds`). The bound is the greatest of
+    their bounds and of the time that the busiest link needs for an iteration's bytes.
 
     Where hosts have several devices, the first of the S bytes is between hosts one startup of the first stage after R, or
     later. From then on, c(S) is that of the network between hosts. Or else the last stage has the most to do. It takes messages

@@ -9,8 +9,8 @@ become ready together are a layer, and forward time is divided as backward time 
 
 The forward pass begins with the first use of a parameter and ends where backward begins on the host. A part takes its busy time
 and the gaps that its launches explain (`device`). Steps are those of `profiler.step()`; without, each ends with
-`optimizer.step()`. Times are medians over the steps. What no part covers of the time from one step to the next is the profile's
-uncovered time, but for the time in which collectives are waited for.
+`optimizer.step()`. Times are medians over the steps. The profile's uncovered time is the rest of a step, without the waits for
+collectives.
 """
 
 from __future__ import annotations
