@@ -74,7 +74,14 @@ class UntilAwaited(AllReduceBackend):
             on_done(message, error)
 
 
-class UntilAwaitedEngine(NodeEngine):
+class HidingEngine(NodeEngine):
+    """The engine of a node; a subclass says by `has_arrived` what has arrived."""
+
+    def late(self, tensors: Sequence[int]) -> list[int]:
+        return [tensor for tensor in tensors if not self.has_arrived(tensor)]
+
+
+class UntilAwaitedEngine(HidingEngine):
     """Nothing has arrived until somebody waits for a tensor of the iteration, and then everything has: what `step()` defers is
     made together.
     """
@@ -90,9 +97,6 @@ class UntilAwaitedEngine(NodeEngine):
     def has_arrived(self, tensor: int) -> bool:
         return self._is_awaited and super().has_arrived(tensor)
 
-    def late(self, tensors: Sequence[int]) -> list[int]:
-        return [tensor for tensor in tensors if not self.has_arrived(tensor)]
-
     @property
     def all_arrived(self) -> bool:
         return self._is_awaited and super().all_arrived
@@ -102,7 +106,7 @@ class UntilAwaitedEngine(NodeEngine):
         return self._is_awaited
 
 
-class LateEngine(NodeEngine):
+class LateEngine(HidingEngine):
     """What has arrived is said to have arrived `Late.delay_s` after the first question."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,9 +123,6 @@ class LateEngine(NodeEngine):
         if not super().has_arrived(tensor):
             return False
         return time.monotonic() >= self._shown_from.setdefault(tensor, time.monotonic() + Late.delay_s)
-
-    def late(self, tensors: Sequence[int]) -> list[int]:
-        return [tensor for tensor in tensors if not self.has_arrived(tensor)]
 
     def spans(self, *, last: bool) -> list[tuple[Kind, int, int, int, int]]:
         """Those of the node; a message of the iteration under way takes until one of its tensors is said to have arrived."""

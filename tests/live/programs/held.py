@@ -11,14 +11,13 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.comm.failures import Failures
-from gradlane.transport import NodeEngine
-from tests.live.networks import what_is_there
+from tests.live.networks import HidingEngine, what_is_there
 
 AT_MOST_S = 0.05
 """How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
@@ -109,7 +108,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
         def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
             return super().start_second_phase(message, tensor, late(on_done))
 
-    class HeldEngine(NodeEngine):
+    class HeldEngine(HidingEngine):
         """The engine of a node: a tensor has arrived once it was waited for, if any of its messages is held."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -123,9 +122,6 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
         def has_arrived(self, tensor: int) -> bool:
             is_held = tensor not in self._waited_for and any(map(holds, self.messages_of(tensor)))
             return not is_held and super().has_arrived(tensor)
-
-        def late(self, tensors: Sequence[int]) -> list[int]:
-            return [tensor for tensor in tensors if not self.has_arrived(tensor)]
 
         @property
         def all_arrived(self) -> bool:
