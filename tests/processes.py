@@ -61,12 +61,23 @@ def ended() -> Iterator[None]:
                         stream.close()
 
 
-def _descendants(parent: int) -> list[int]:
-    children: dict[int, list[int]] = {}
+def of_sessions(leaders: set[int]) -> list[int]:
+    """The processes that run in the sessions of `leaders`, whoever is their parent."""
+    return [number for number, (state, _, _, session, *_) in _fields() if int(session) in leaders and state != "Z"]
+
+
+def _fields() -> Iterator[tuple[int, list[str]]]:
+    """Of each process: its number, and its state, parent, process group, session and what else /proc tells behind its name."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            # behind the name, which may have blanks and brackets: state, parent
-            children.setdefault(int((folder / "stat").read_text().rpartition(")")[2].split()[1]), []).append(int(folder.name))
+            # a name may have blanks and brackets
+            yield int(folder.name), (folder / "stat").read_text().rpartition(")")[2].split()
+
+
+def _descendants(parent: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for number, (_, parent_of_it, *_) in _fields():
+        children.setdefault(int(parent_of_it), []).append(number)
     found = [parent]
     for number in found:
         found += children.get(number, [])

@@ -13,10 +13,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from tests.ports import free_port
-from tests.processes import PROCESSES
+from tests.processes import PROCESSES, of_sessions
 
 CASE_S = 120
 
@@ -28,6 +29,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str, grou
     import torch
     import torch.distributed as dist
 
+    os.setsid()  # what it starts has its session, even when it has ended
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ["RANKS_FOLDER"] = folder
     os.environ.update(environment)
@@ -148,6 +150,13 @@ class Ranks:
         except (EOFError, ConnectionResetError):
             self.processes[rank].join(10)
             return False, ("ProcessEnded", f"exit code {self.processes[rank].exitcode}", "")
+
+    def left_over(self) -> list[str]:
+        """What these processes have left: others that they started, and memory that has a name. What has none ends with its
+        processes.
+        """
+        processes = of_sessions({process.pid for process in self.processes})
+        return [f"process {number}" for number in processes] + list(map(str, Path("/dev/shm").glob("*gradlane*")))
 
     def renew(self) -> None:
         """Other processes from now on: what went wrong in these may have left a collective half done."""

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,12 +130,6 @@ def mixed(rank: int, world: int) -> tuple[str, str]:
     except GradlaneError as error:
         return type(error).__name__, str(error)
     return "", ""
-
-
-def left_over() -> set[str]:
-    """What is in /dev/shm, and the abstract sockets of gradlane."""
-    sockets = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@gradlane-" in line}
-    return set(os.listdir("/dev/shm")) | sockets
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ import pytest
 from gradlane import lab
 from tests.commands import gradlane
 from tests.live.ranks import Ranks
-from tests.live.shared import left_over
 
 pytestmark = pytest.mark.matrix
 
@@ -169,7 +168,6 @@ def test_memory_that_one_host_lacks_is_told_to_all_before_the_first_step(ranks: 
 def test_a_rank_of_a_session_that_ends_in_mid_sum_is_named_and_nothing_is_half_summed(
     how: str, expected: str, soon_s: float, hosts: list[int]
 ) -> None:
-    before = left_over()
     ranks = Ranks(4)
     try:
         ranks.run(CASES + "be_on", hosts=hosts)
@@ -184,12 +182,11 @@ def test_a_rank_of_a_session_that_ends_in_mid_sum_is_named_and_nothing_is_half_s
     finally:
         ranks.processes[1].kill()  # a stopped one cannot end by itself
         ranks.close()
-    assert left_over() <= before
+    assert not ranks.left_over()
 
 
 @pytest.mark.parametrize("culprit", [1, 2])
 def test_a_rank_that_is_killed_is_named_on_both_hosts_and_leaves_nothing(culprit: int) -> None:
-    before = left_over()
     ranks = Ranks(4)
     try:
         ranks.run(CASES + "be_on", hosts=TWO)
@@ -201,7 +198,7 @@ def test_a_rank_that_is_killed_is_named_on_both_hosts_and_leaves_nothing(culprit
             assert seconds < 2.5
     finally:
         ranks.close()
-    assert left_over() <= before
+    assert not ranks.left_over()
 
 
 def test_emulated_hosts_of_two_ranks_share_what_is_theirs() -> None:

@@ -11,7 +11,6 @@ from gradlane.errors import InputError
 from gradlane.live import c10d
 from tests.commands import gradlane
 from tests.live.ranks import Ranks
-from tests.live.shared import left_over
 from tests.processes import AT_ONCE_S
 
 pytestmark = pytest.mark.matrix
@@ -52,7 +51,6 @@ def test_emulated_hosts_share_no_memory() -> None:
 @pytest.mark.parametrize("what", ["sums", "messages"])
 @pytest.mark.parametrize(("how", "expected"), [("killed", "PeerDied"), ("stopped", "PeerStalled")])
 def test_a_rank_that_is_gone_is_named_as_over_loopback_and_leaves_nothing(how: str, expected: str, what: str) -> None:
-    before = left_over()
     ranks = Ranks(3)
     try:
         *others, last = ranks.answers(CASES + "silent", 30, lambda _: None if how == "killed" else 2.0, how=how, what=what)
@@ -66,7 +64,7 @@ def test_a_rank_that_is_gone_is_named_as_over_loopback_and_leaves_nothing(how: s
     finally:
         ranks.processes[2].kill()  # a stopped one cannot end by itself
         ranks.close()
-    assert left_over() <= before
+    assert not ranks.left_over()
 
 
 @pytest.mark.parametrize("shared", [True, False])
