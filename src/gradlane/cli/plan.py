@@ -99,7 +99,9 @@ def command(
         rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
-        (case,) = cases([profile], read_place(**given), rates, counts, computing.jitter, computing.clips)
+        (case,) = cases(
+            [profile], read_place(**given, device=computing.device), rates, counts, computing.jitter, computing.clips
+        )
     if policy == "auto":
         raise InputError(
             "--policy: got auto, which tries plans in a running job; expected another policy, or none: all are ranked "

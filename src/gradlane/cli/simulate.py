@@ -83,7 +83,7 @@ def command(
     computing = Computing.take(given)
     todo = cases(
         [computing.read(text) for text in profiles],
-        read_place(**given),
+        read_place(**given, device=computing.device),
         parse_rates(rate),
         parse_workers(workers),
         computing.jitter,

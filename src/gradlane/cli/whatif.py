@@ -175,7 +175,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
             there = {name: own.pop(name) for name in PLACE_OPTIONS}
             question = _Question(
                 computing.read(profile_text),
-                read_place(**there),
+                read_place(**there, device=computing.device),
                 parse_rates(rate, rates) if rate or rates else [],
                 parse_workers(workers, counts),
                 computing.jitter,

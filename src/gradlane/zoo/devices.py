@@ -38,6 +38,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         operations_per_second: peak of dense products, by a key of `COMPUTE_DTYPES`.
         default_dtype: what PyTorch's float32 products run as, a key of `operations_per_second`.
         source: who says so.
+        has_nccl: whether NCCL, or the port of it that the maker has, sums there. TPUs have none.
     """
 
     title: str
@@ -46,6 +47,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operations_per_second: dict[str, float]
     default_dtype: str
     source: str
+    has_nccl: bool = True
 
     def __post_init__(self) -> None:
         for dtype in (*self.operations_per_second, self.default_dtype):

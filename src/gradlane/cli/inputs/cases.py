@@ -96,8 +96,8 @@ def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: s
             type=Choice([AUTO, *TABLES, *ALGORITHMS]),
             help=(
                 "Of the all-reduce. auto: what NCCL would choose for each message, by its latest table here. The others are of "
-                "MG-WFBP's Table 2, between hosts whose devices sum first.  [default: auto for hosts of several devices, "
-                "else ring]"
+                "MG-WFBP's Table 2, between hosts whose devices sum first.  [default: auto for hosts of several GPUs, else "
+                "ring]"
             ),
         ),
         click.option(
@@ -142,6 +142,7 @@ class Place:
         flat: whether devices of a host do not sum among themselves first.
         crossings: if they do not, how often the ring through all devices leaves each host.
         of_hosts: the first option given that only hosts with several devices have; None if none is.
+        has_nccl: whether NCCL is there to choose.
     """
 
     algorithm: str | None
@@ -154,6 +155,7 @@ class Place:
     flat: bool
     crossings: int
     of_hosts: str | None
+    has_nccl: bool = True
 
     def at(self, bits_per_second: int, workers: Workers) -> Where:
         """The network of `workers` on links of this rate."""
@@ -183,11 +185,11 @@ class Place:
         """The all-reduce of `workers`.
 
         Hosts of several devices have GPUs on a bus, which NCCL serves. Where each worker is a host, a ring is what Gloo
-        and gradlane's own transport send.
+        and gradlane's own transport send. TPUs are assumed to have rings, too.
         """
         if self.algorithm is not None:
             return self.algorithm
-        return AUTO if workers.devices > 1 and not self.flat else RING
+        return AUTO if workers.devices > 1 and not self.flat and self.has_nccl else RING
 
     def with_bus_times(self, times: float) -> Place:
         """The same place with a bus of `times` the rate."""
@@ -203,12 +205,17 @@ def read_place(
     bus_startup: str | None = None,
     flat: bool = False,
     crossings: int | None = None,
+    *,
+    device: str | None = None,
 ) -> Place:
-    """The place that the options describe.
+    """The place that the options of `place_options` describe, with the devices that `--device` names.
 
     Raises:
         InputError: an option is not usable; the message names it.
     """
+    has_nccl = device not in zoo.DEVICES or zoo.DEVICES[device].has_nccl
+    if not has_nccl and (algorithm == AUTO or algorithm in TABLES):
+        raise InputError(f"--algorithm: got {algorithm} with --device {device}, which has no NCCL; expected ring, or none")
     if servers is not None and servers != AS_MANY and not re.fullmatch(r"[1-9]\d{0,6}", servers):
         raise InputError(f"--servers: got {servers!r}, expected a number of them, or {AS_MANY}")
     if colocated and servers is None:
@@ -224,6 +231,7 @@ def read_place(
         _read_bus(bus or BUS, bus_startup),
         spec is not None and spec.nvlink, spec is not None and spec.nvswitch_sums, flat, crossings or 1,
         next((option for option, value in given.items() if value is not None), None),
+        has_nccl,
     )  # fmt: skip
 
 
