@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments import bytescheduler_testbed, searches
-from experiments.assumptions import GBIT, MESSAGE_STARTUP_NS, servers, speed, tuned_bytescheduler
+from experiments.assumptions import BYTESCHEDULER, GBIT, MESSAGE_STARTUP_NS, servers, speed, tuned_bytescheduler
 from experiments.table import Row
 from gradlane import zoo
 from gradlane.core.cluster import Cluster
@@ -93,7 +93,7 @@ def _table_1() -> list[Row]:
         for name, batch, by_place in TABLE_1:
             case = Case(zoo.profile(name, device="v100", batch=batch), where)
             partition, credit = by_place[label]
-            ((_, _, theirs),) = knob_grid("bytescheduler", case, [partition * MB], [credit * MB])
+            ((_, _, theirs),) = knob_grid(BYTESCHEDULER, case, [partition * MB], [credit * MB])
             best_ns = min(theirs.iteration_ns, tuned_bytescheduler(case)[2].iteration_ns)
             of_best.append(100 * best_ns / theirs.iteration_ns)
         what = f"{label}, 100 Gbit/s: speed at the published best sizes, of the best: VGG-16, ResNet-50, Transformer"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from experiments.assumptions import (
+    BYTESCHEDULER,
     DIVIDED_ELEMENTS,
     GBIT,
     MESSAGE_STARTUP_NS,
@@ -26,6 +27,7 @@ from gradlane.core.network import Network
 from gradlane.core.profile import Profile
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, judge
+from gradlane.planning.search.space import with_knobs
 from gradlane.zoo.buses import bus
 
 DEVICES = 8
@@ -123,7 +125,7 @@ def _p3() -> list[Row]:
         for model in ("vgg16", "resnet50", "transformer-base"):
             profile = profile_of(model)
             partition_bytes, credit_bytes, _ = tuned_bytescheduler(Case(profile, where))
-            ours = catalog.get("bytescheduler", partition_bytes=partition_bytes, credit_bytes=credit_bytes)
+            ours = with_knobs(BYTESCHEDULER, {"partition_bytes": partition_bytes, "credit_bytes": credit_bytes})
             theirs_ns, ours_ns = (judge(each, Case(profile, runs_on), bound_ns=0).iteration_ns for each in (p3, ours))
             gains.append(100 * (theirs_ns / ours_ns - 1))
         what = f"{'' if counts else 'tried: '}4 machines, servers: ByteScheduler over P3, {how}: VGG-16, ResNet-50, Transformer"

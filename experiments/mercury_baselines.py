@@ -33,15 +33,16 @@ class System(NamedTuple):
     """A policy by its name and knobs."""
 
     name: str
-    knobs: tuple[tuple[str, int], ...] = ()
+    knobs: tuple[tuple[str, int | str], ...] = ()
 
     @property
     def policy(self) -> Policy:
         return catalog.get(self.name, **dict(self.knobs))
 
 
-# partitions of BytePS's default, whose credit limits sums within a machine only (as in experiments/prophet.py)
-BYTEPS = System("bytescheduler", (("partition_bytes", 4_096_000), ("credit_bytes", MAX_BYTES)))
+# partitions of BytePS's default, whose credit limits sums within a machine only and whose servers return sums as they come
+# (as in experiments/prophet.py)
+BYTEPS = System("bytescheduler", (("partition_bytes", 4_096_000), ("credit_bytes", MAX_BYTES), ("pulls", "arrival")))
 DEFAULT = System("wfbp")
 MERCURY = System("mercury")
 PLACES = 4  # workers, and as many servers
@@ -52,9 +53,10 @@ PERIODS, PERIOD_NS, SEED = 12, 5 * 10**9, 18  # a minute
 # models, (c) is VGG-19, and if they are the five of the abstract, AlexNet
 OVER_DEFAULT = {"Fig. 13(c)": (76.5, 79.8), "Fig. 19(c)": (7.3, 9.9)}
 MAY_BE_C = ("vgg19", "alexnet")
-OWN_SIZES = System("bytescheduler", (("partition_bytes", 4_000_000), ("credit_bytes", 20_000_000)))  # Fig. 4: at 10 Gbit/s
+# Fig. 4: the best at 10 Gbit/s
+OWN_SIZES = System("bytescheduler", (("partition_bytes", 4_000_000), ("credit_bytes", 20_000_000), ("pulls", "arrival")))
 # a credit of BytePS's default, one partition more than its NCCL group of 4, if it held for pushes too
-LIMITED = System("bytescheduler", (("partition_bytes", 4_096_000), ("credit_bytes", 5 * 4_096_000)))
+LIMITED = System("bytescheduler", (("partition_bytes", 4_096_000), ("credit_bytes", 5 * 4_096_000), ("pulls", "arrival")))
 # Fig. 20(b): gain of two jobs over the default, BytePS, ByteScheduler. Which two is in the plot only
 TOGETHER = ("vgg16", "vgg19")
 TOGETHER_BATCH, TOGETHER_ITERATIONS = 16, 8
@@ -144,7 +146,7 @@ def _tuned(model: str) -> System:
     """ByteScheduler with the best sizes at 10 Gbit/s, which it keeps."""
     case = Case(profile_of(model), servers(PLACES, round(OF_LINE_RATE * 10 * GBIT)))
     partition_bytes, credit_bytes, _ = tuned_bytescheduler(case)
-    return System("bytescheduler", (("partition_bytes", partition_bytes), ("credit_bytes", credit_bytes)))
+    return System("bytescheduler", (("partition_bytes", partition_bytes), ("credit_bytes", credit_bytes), ("pulls", "arrival")))
 
 
 def _two_jobs() -> list[Row]:

@@ -71,7 +71,7 @@ class System(NamedTuple):
 
 
 def _bytescheduler(credit_bytes: int) -> Policy:
-    return catalog.get("bytescheduler", partition_bytes=PARTITION_BYTES, credit_bytes=credit_bytes)
+    return catalog.get("bytescheduler", partition_bytes=PARTITION_BYTES, credit_bytes=credit_bytes, pulls="arrival")
 
 
 _P3 = catalog.get("p3", slice_bytes=4_000_000)
@@ -234,8 +234,8 @@ has them:
 - Prophet plans for the bandwidth of a worker's own link (§3.1), though three workers share the
   server's, and pulls a gradient when it has been pushed itself (Eq. 4), as the policy does everywhere.
 - "ByteScheduler" is BytePS with its defaults (§5.1). These cut tensors into partitions of 4 MB, and
-  their credit limits only the sums within an instance: by BytePS's source, 32 GB of pushes may go at
-  once.
+  their credit limits only the sums within an instance, and their servers return sums in order of arrival: by BytePS's source,
+  32 GB of pushes may go at once, and `BYTEPS_SERVER_ENABLE_SCHEDULE` is 0.
 - P3 has slices of 4 MB (§5.1), one at a time.
 
 In Fig. 12 and for unlike links the paper does not state the other rates; they are taken as 10

@@ -16,9 +16,9 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from experiments.assumptions import GBIT, MESSAGE_STARTUP_NS
+from experiments.assumptions import BYTESCHEDULER, GBIT, MESSAGE_STARTUP_NS
 from experiments.table import Row
-from gradlane import policies, zoo
+from gradlane import zoo
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
 from gradlane.core.network import Network
@@ -81,7 +81,7 @@ def rows() -> list[Row]:
     for kind in ("servers", "all-reduce"):
         for label, name in MODELS:
             profile = zoo.profile(name, device="v100", batch=32)
-            space = Space.of(policies.get("bytescheduler"), profile.specs)
+            space = Space.of(BYTESCHEDULER, profile.specs)
             truths = [surface(space, profile, network(kind, gbit), STEPS) for gbit in RATES_GBIT]
             priors = [surface(space, profile, network(kind, gbit / 1.5, startup=1.5), PRIOR_STEPS) for gbit in RATES_GBIT]
             needed = {

@@ -84,7 +84,7 @@ def _point(model: str, bits: int, scale: float, stretch: float) -> Point:
     over_servers, over_all_reduce = TUNED[model]
     arms = [
         arm("wfbp"),
-        arm("bytescheduler", knobs=_knobs(over_servers)),
+        arm("bytescheduler", knobs={**_knobs(over_servers), "pulls": "arrival"}),
         arm("wfbp", "all-reduce"),
         arm("bytescheduler", "all-reduce", _knobs(over_all_reduce)),
     ]

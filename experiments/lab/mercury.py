@@ -17,7 +17,8 @@ SECOND_NS = 10**9
 DEVICE, FASTER_DEVICE = "gtx-1080ti", "rtx-3090"
 MERCURY = arm("mercury")
 DEFAULT = arm("wfbp")
-BYTESCHEDULER = arm("bytescheduler", knobs={"partition_bytes": 4 * MB, "credit_bytes": 20 * MB})  # Fig. 4: the best
+# the best sizes of Fig. 4, and pulls as in `experiments.assumptions`
+BYTESCHEDULER = arm("bytescheduler", knobs={"partition_bytes": 4 * MB, "credit_bytes": 20 * MB, "pulls": "arrival"})
 TOLD = {"wfbp": "the default", "bytescheduler": "bytescheduler", "mercury-no-preemption": "itself without preemption"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ _LOWEST_PACKET, _HIGHEST_PACKET = 64, 512 << 10  # what the transport has
 def arm(
     policy: str,
     backend: BackendName = "server",
-    knobs: dict[str, int] | None = None,
+    knobs: Mapping[str, int | str] | None = None,
     *,
     name: str = "",
     packet_bytes: int | None = None,
@@ -49,7 +49,7 @@ def arm(
 ) -> ArmSpec:
     """A policy over servers, where nothing else is said, as in most of the papers, and by its own name then."""
     label = name or (policy if backend == "server" else f"{policy}@{backend}")
-    return ArmSpec(policy, backend, label, knobs or {}, packet_bytes, servers)
+    return ArmSpec(policy, backend, label, dict(knobs or {}), packet_bytes, servers)
 
 
 def policy_of(arm: ArmSpec) -> Policy:
@@ -105,7 +105,8 @@ class Point(msgspec.Struct, frozen=True):
     def smaller(self, arm: ArmSpec) -> ArmSpec:
         """The same with sizes as they are in the lab."""
         knobs = {
-            name: max(8, round(size * self.scale)) if name.endswith("_bytes") else size for name, size in arm.knobs.items()
+            name: max(8, round(value * self.scale)) if isinstance(value, int) and name.endswith("_bytes") else value
+            for name, value in arm.knobs.items()
         }
         packet = arm.packet_bytes
         if packet is not None:

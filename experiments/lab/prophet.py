@@ -18,7 +18,8 @@ from gradlane.core.timeline import Timeline
 
 PARTITION_BYTES = 4_096_000  # BytePS's default, as in experiments/prophet.py
 PROPHET = arm("prophet", knobs={"partition_bytes": PARTITION_BYTES})
-BYTESCHEDULER = arm("bytescheduler", knobs={"partition_bytes": PARTITION_BYTES, "credit_bytes": 4 * PARTITION_BYTES})
+BYTEPS: dict[str, int | str] = {"partition_bytes": PARTITION_BYTES, "pulls": "arrival"}
+BYTESCHEDULER = arm("bytescheduler", knobs={**BYTEPS, "credit_bytes": 4 * PARTITION_BYTES})
 P3 = arm("p3", knobs={"slice_bytes": 4_000_000})
 FIFO = arm("wfbp")
 ALL = (FIFO, P3, BYTESCHEDULER, PROPHET)
@@ -75,7 +76,7 @@ def one_server(out: Path) -> list[Measured]:
     """
     hosts = 2
     rate = round(3 * GBIT * hosts / WORKERS)
-    byteps = arm("bytescheduler", knobs={"partition_bytes": PARTITION_BYTES, "credit_bytes": MAX_BYTES}, servers=1)
+    byteps = arm("bytescheduler", knobs={**BYTEPS, "credit_bytes": MAX_BYTES}, servers=1)
     systems = {"ByteScheduler by BytePS": byteps, "Prophet": arm("prophet", knobs=PROPHET.knobs, servers=1)}
     systems |= {"P3": arm("p3", knobs=P3.knobs, servers=1), "the default": arm("wfbp", servers=1)}
     found = []

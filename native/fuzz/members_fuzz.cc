@@ -240,6 +240,8 @@ Definition DefinitionOf(const Step& step, bool one_sided) {
     define.op = step.a % 4 == 0 ? step.c % 4 : 0;
     define.bytes = (1 + step.place % kPlaces) * uint64_t{kPacket} - (step.c % 8) * uint64_t{8};
     define.whole = step.b / 8 % 2;
+    define.urgent_sums = step.c / 64 % 2;
+    define.priority = step.c / 64;
     define.lane = step.b / 16 % kLanes;
     if (one_sided && step.b / 32 % 2 != 0) (step.b / 64 % 2 != 0 ? define.from : define.to) = static_cast<int32_t>(step.c / 8 % kWorld);
     if (step.odd < kOdd) return define;

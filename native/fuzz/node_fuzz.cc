@@ -96,6 +96,7 @@ Spec NextSpec(fuzz::Input& input) {
     spec.op = static_cast<Op>(input.Byte() % 4);
     spec.whole = (how & 8) != 0;
     spec.urgent_first = (how & 16) != 0;
+    spec.urgent_sums = !spec.urgent_first && (how & 64) != 0;
     spec.priority = input.Byte();
     spec.lane = input.Byte() % kLanes;
     if ((how & 7) == 7) {

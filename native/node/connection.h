@@ -77,7 +77,9 @@ class Connection {
     Io Read(Owner& owner, size_t budget, int64_t now_ns);
     Io Write(Owner& owner, size_t budget, int64_t now_ns);
 
-    void Queue(uint32_t priority, Run run) { queue_.Put(priority, std::move(run)); }
+    void Queue(uint32_t priority, Run run, bool among_sums = false) {
+        among_sums ? queue_.PutSums(priority, std::move(run)) : queue_.Put(priority, std::move(run));
+    }
     void QueueControl(const std::vector<uint8_t>& frame) { control_.insert(control_.end(), frame.begin(), frame.end()); }
     bool has_output() const { return has_packets() || !control_.empty() || batch_left_ != 0; }
     uint32_t priority() const { return queue_.priority(); }  // of the next packet

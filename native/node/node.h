@@ -430,7 +430,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void Wake();   // the I/O thread does what there is to do at once,
     void Nudge();  // or waits a little for more
     void Touch(Connection& connection);
-    void Queue(Connection& connection, uint32_t priority, Run run);
+    void Queue(Connection& connection, uint32_t priority, Run run, bool among_sums = false);
     bool IsStuck(const Connection& connection) const;
     void FindLeastTurn(const Connection* asking);
     bool GoesFirst(const Connection& connection) const;

@@ -138,12 +138,12 @@ void Node::OnEvent(Connection& connection, uint32_t events) {
 // shares a link unevenly, above all after a loss: some connections end early, and while the others catch up, a part of
 // the link is not used. So connections with packets to send take turns: none is more than kLeadBytes ahead of another.
 
-void Node::Queue(Connection& connection, uint32_t priority, Run run) {
+void Node::Queue(Connection& connection, uint32_t priority, Run run, bool among_sums) {
     if (!connection.has_packets()) {
         connection.Forgo(turn_);
         connection.queued_ns = now_ns_;
     }
-    connection.Queue(priority, std::move(run));
+    connection.Queue(priority, std::move(run), among_sums);
     Touch(connection);
 }
 

@@ -408,7 +408,7 @@ void Node::QueueResult(uint32_t rank, uint32_t tensor, const Spec& spec, const s
     run.end = place + 1;
     run.buffer = std::move(result);
     run.payload_crc = crc;
-    Queue(*connection, QueuePriority(spec), std::move(run));
+    Queue(*connection, spec.urgent_sums ? spec.priority : QueuePriority(spec), std::move(run), spec.urgent_sums);
 }
 
 void Node::Delivered(uint32_t tensor, uint32_t packets) {

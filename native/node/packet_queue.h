@@ -53,6 +53,13 @@ class PacketQueue {
         by_priority_[priority].push_back(std::move(run));
     }
 
+    // Queues a run of sums that are ordered among themselves alone (Spec::urgent_sums): it takes a place like a run
+    // with priority 0 for each of its packets, and the most urgent sum that waits goes in the next such place.
+    void PutSums(uint32_t priority, Run run) {
+        for (uint32_t place = run.next; place < run.end; ++place) Put(0, PlaceOfSum());
+        sums_[priority].push_back(std::move(run));
+    }
+
     bool empty() const { return by_priority_.empty(); }
     size_t packets() const { return packets_; }
 
@@ -62,6 +69,35 @@ class PacketQueue {
     // Takes the packet to send now. The queue must not be empty.
     Packet Next() {
         const auto first = by_priority_.begin();
+        --packets_;
+        if (!IsPlaceOfSum(first->second.front())) return Take(by_priority_, first);
+        Drop(by_priority_, first);
+        return Take(sums_, sums_.begin());
+    }
+
+    void Clear() {
+        by_priority_.clear();
+        sums_.clear();
+        packets_ = 0;
+    }
+
+  private:
+    using Runs = std::map<uint32_t, std::deque<Run>>;
+
+    static Run PlaceOfSum() {
+        Run run;
+        run.end = 1;
+        return run;
+    }
+    static bool IsPlaceOfSum(const Run& run) { return run.layout == nullptr; }
+
+    static void Drop(Runs& runs, Runs::iterator first) {
+        first->second.pop_front();
+        if (first->second.empty()) runs.erase(first);
+    }
+
+    // Takes a packet of the first run.
+    static Packet Take(Runs& runs, Runs::iterator first) {
         Run& run = first->second.front();
         const Piece& piece = run.layout->by_server[run.server][run.next];
         Packet packet;
@@ -80,22 +116,15 @@ class PacketQueue {
             case FrameType::kMessage: packet.payload = run.memory; break;  // its offset is the size of the message
             default: packet.payload = run.memory + piece.offset; break;
         }
-        --packets_;
         if (++run.next == run.end) {
             packet.buffer = std::move(run.buffer);
-            first->second.pop_front();
-            if (first->second.empty()) by_priority_.erase(first);
+            Drop(runs, first);
         }
         return packet;
     }
 
-    void Clear() {
-        by_priority_.clear();
-        packets_ = 0;
-    }
-
-  private:
-    std::map<uint32_t, std::deque<Run>> by_priority_;
+    Runs by_priority_;
+    Runs sums_;           // those of PutSums, whose places are in by_priority_
     size_t packets_ = 0;  // of all runs
 };
 

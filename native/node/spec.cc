@@ -11,6 +11,7 @@ Definition AsDefinition(const Spec& spec) {
     define.op = static_cast<uint8_t>(spec.op);
     define.whole = spec.whole;
     define.urgent_first = spec.urgent_first;
+    define.urgent_sums = spec.urgent_sums;
     define.update = static_cast<uint8_t>(spec.update);
     define.lane = spec.lane;
     define.priority = spec.priority;
@@ -29,6 +30,7 @@ Spec AsSpec(const Definition& define) {
     spec.op = static_cast<Op>(define.op);
     spec.whole = define.whole != 0;
     spec.urgent_first = define.urgent_first != 0;
+    spec.urgent_sums = define.urgent_sums != 0;
     spec.lane = define.lane;
     spec.priority = define.priority;
     spec.from = define.from;
@@ -51,6 +53,7 @@ const char* WhyNot(const Spec& spec) {
     if (spec.bytes % ElementBytes(spec.dtype) != 0) return "a part of an element";
     // with nothing to wait for, its sender could go on and on, and the sums for those who read slowly would pile up
     if ((spec.from != kAll || spec.to != kAll) && !spec.once) return "a tensor of one sender or receiver, which can be used once only";
+    if (spec.urgent_first && spec.urgent_sums) return "all packets by priority, and sums alone";
     if (spec.update == RuleKind::kNone) return nullptr;
     if (spec.dtype != DType::kF32 || spec.op != Op::kSum) return "only sums of f32 can be updated";
     if (spec.from != kAll || spec.to != kAll || spec.once || spec.whole) return "an update is of all workers, for all, packet by packet";

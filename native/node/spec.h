@@ -25,6 +25,7 @@ struct Spec {
     int32_t at = kDealt;        // kDealt: packets are dealt to all servers; else this one has them all
     bool whole = false;         // a server returns what it has of the tensor at once, not packet by packet
     bool urgent_first = false;  // packets are ordered by priority, not by arrival
+    bool urgent_sums = false;   // only sums are, and only among themselves
     bool once = false;          // one iteration and no more
     uint32_t priority = 0;
     uint16_t lane = 0;

@@ -20,17 +20,17 @@ constexpr const char* kVectors = GRADLANE_GOLDEN "/wire_order.txt";
 constexpr uint32_t kPacket = 64;
 
 struct Step {
-    bool is_take;
+    enum { kEnqueue, kSums, kTake } what;
     uint32_t first, second;  // a run and its packet; or a priority and a number of packets
 };
 
 struct Vector {
     std::string name;
-    bool by_priority;
+    bool by_priority, mixed;  // mixed: what workers send, and sums that are ordered among themselves
     std::vector<Step> steps;
 };
 
-std::vector<Vector> ReadVectors() {
+std::vector<Vector> ReadVectors(bool mixed) {
     std::ifstream file(kVectors);
     REQUIRE(file.is_open());
     std::vector<Vector> vectors;
@@ -41,16 +41,17 @@ std::vector<Vector> ReadVectors() {
         if (what == "vector") {
             std::string name, wire;
             words >> name >> wire;
-            REQUIRE(wire == "packet-priority" || wire == "packet-fifo");
-            vectors.push_back({name + " " + wire, wire == "packet-priority", {}});
-        } else if (what == "enqueue" || what == "take") {
-            Step step{what == "take", 0, 0};
+            REQUIRE(wire == "packet-priority" || wire == "packet-fifo" || wire == "pull-priority");
+            vectors.push_back({name + " " + wire, wire == "packet-priority", wire == "pull-priority", {}});
+        } else if (what == "enqueue" || what == "sums" || what == "take") {
+            Step step{what == "enqueue" ? Step::kEnqueue : what == "sums" ? Step::kSums : Step::kTake, 0, 0};
             REQUIRE(!vectors.empty() && words >> step.first >> step.second);
             vectors.back().steps.push_back(step);
         } else {
             REQUIRE(what.empty() || what[0] == '#');
         }
     }
+    std::erase_if(vectors, [mixed](const Vector& vector) { return vector.mixed != mixed; });
     return vectors;
 }
 
@@ -67,13 +68,13 @@ uint32_t PriorityOf(const Vector& vector, uint32_t priority) {
 
 TEST(PushesLeaveAsTheVectorsSay) {
     const std::vector<uint8_t> memory(64 * kPacket);
-    const auto vectors = ReadVectors();
+    const auto vectors = ReadVectors(false);
     REQUIRE(vectors.size() > 20);
     for (const Vector& vector : vectors) {
         PacketQueue queue;
         uint32_t runs = 0;
         for (const Step& step : vector.steps) {
-            if (!step.is_take) {
+            if (step.what != Step::kTake) {
                 Run run;
                 run.tensor = runs++;
                 run.memory = memory.data();
@@ -97,11 +98,11 @@ TEST(PushesLeaveAsTheVectorsSay) {
 // A result's packets are queued one by one, each with a buffer of its own: as many runs of one priority.
 TEST(ResultsLeaveAsTheVectorsSay) {
     BufferPool pool(kPacket, 64);
-    for (const Vector& vector : ReadVectors()) {
+    for (const Vector& vector : ReadVectors(false)) {
         PacketQueue queue;
         uint32_t runs = 0;
         for (const Step& step : vector.steps) {
-            if (!step.is_take) {
+            if (step.what != Step::kTake) {
                 for (uint32_t place = 0; place < step.second; ++place) {
                     Run run;
                     run.type = FrameType::kResult;
@@ -126,6 +127,49 @@ TEST(ResultsLeaveAsTheVectorsSay) {
         CHECK(queue.empty());
     }
     CHECK_EQ(pool.taken_bytes(), 0);  // whoever sends a packet lets go of its buffer
+}
+
+// As they come to a connection between processes that both have a worker and a server.
+TEST(SumsAloneByPriorityLeaveAsTheVectorsSay) {
+    const std::vector<uint8_t> memory(64 * kPacket);
+    BufferPool pool(kPacket, 64);
+    const auto vectors = ReadVectors(true);
+    REQUIRE(vectors.size() > 10);
+    for (const Vector& vector : vectors) {
+        PacketQueue queue;
+        uint32_t runs = 0;
+        for (const Step& step : vector.steps) {
+            if (step.what == Step::kTake) {
+                REQUIRE(!queue.empty());
+                const Packet packet = queue.Next();
+                if (!CHECK_EQ(packet.header.tensor, step.first) || !CHECK_EQ(packet.header.offset, uint64_t{step.second} * kPacket)) {
+                    std::fprintf(stderr, "in vector %s\n", vector.name.c_str());
+                    return;
+                }
+                continue;
+            }
+            Run run;
+            run.tensor = runs++;
+            run.layout = LayoutOf(step.second);
+            run.end = step.second;
+            if (step.what == Step::kEnqueue) {
+                run.memory = memory.data();
+                queue.Put(0, std::move(run));
+                continue;
+            }
+            for (uint32_t place = 0; place < step.second; ++place) {
+                Run packet = run;
+                packet.type = FrameType::kResult;
+                packet.next = place;
+                packet.end = place + 1;
+                packet.buffer = pool.Take();
+                queue.PutSums(step.first, std::move(packet));
+            }
+        }
+        CHECK(queue.empty());
+        CHECK_EQ(queue.packets(), size_t{0});
+    }
+    CHECK_EQ(pool.taken_bytes(), 0);
 }
 
 TEST(ATensorThatIsNotUrgentFirstCountsAsPriority0) {

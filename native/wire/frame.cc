@@ -122,7 +122,7 @@ void EncodeDefinition(const Definition& define, uint8_t* into) {
     Put(into + 11, define.urgent_first);
     Put(into + 12, define.lane);
     Put(into + 14, define.update);
-    Put<uint8_t>(into + 15, 0);
+    Put(into + 15, define.urgent_sums);
     Put(into + 16, define.priority);
     Put(into + 20, define.from);
     Put(into + 24, define.to);
@@ -144,6 +144,7 @@ Definition DecodeDefinition(const uint8_t* from) {
     define.to = Get<int32_t>(from + 24);
     define.at = Get<int32_t>(from + 28);
     define.update = from[14];
+    define.urgent_sums = from[15];
     define.staleness = Get<uint32_t>(from + 32);
     define.group = Get<uint32_t>(from + 36);
     return define;

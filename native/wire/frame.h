@@ -105,7 +105,7 @@ struct Definition {
     uint8_t dtype = 0, op = 0;
     uint8_t whole = 0, urgent_first = 0;
     uint16_t lane = 0;
-    uint8_t update = 0;
+    uint8_t update = 0, urgent_sums = 0;
     uint32_t priority = 0;
     int32_t from = -1, to = -1, at = -1;
     uint32_t staleness = 0, group = 0;

@@ -74,6 +74,7 @@ class Node:
         at: int = -1,
         whole: bool = False,
         urgent_first: bool = False,
+        urgent_sums: bool = False,
         priority: int = 0,
         lane: int = 0,
         update: int = 0,

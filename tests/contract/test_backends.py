@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gradlane.core.plan import WIRES
 from tests.live.ranks import RankError, Ranks
 
 pytestmark = pytest.mark.matrix
@@ -68,8 +69,7 @@ def test_gradients_that_travel_as_halves(three_ranks: Ranks, wire_dtype: str) ->
 @pytest.mark.parametrize("weight", [1, 2])
 def test_servers_beside_the_ranks(three_ranks: Ranks, rank_order: bool, weight: int) -> None:
     options = {"rank_order": rank_order, "weight": weight}
-    wires = ("fifo", "packet-fifo", "packet-priority")
-    found = three_ranks.run("tests.contract.test_backends:check", name="server", options=options, wires=wires)
+    found = three_ranks.run("tests.contract.test_backends:check", name="server", options=options, wires=WIRES)
     assert found == [[]] * 3
 
 

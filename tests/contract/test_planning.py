@@ -6,12 +6,13 @@ import json
 import re
 
 import pytest
+from msgspec import structs
 
 from gradlane.core import files
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import all_reduce
 from gradlane.core.place import Place
-from gradlane.core.policy import replans
+from gradlane.core.policy import replans, wire_over_servers
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, PlanError
 from gradlane.planning import catalog
@@ -125,7 +126,7 @@ def test_the_order_is_fixed_ahead_where_ranks_must_share_one_and_no_coordinator_
     assert plan.sequence is None
     assert make_plan(policy, PROFILE, Place(NETWORK)) == planned_ahead(plan, PROFILE, NETWORK)
     assert make_plan(policy, PROFILE, Place(NETWORK, coordinated=True)) == plan
-    assert make_plan(policy, PROFILE, Place(NETWORK, "server")) == plan
+    assert make_plan(policy, PROFILE, Place(NETWORK, "server")) == structs.replace(plan, wire=wire_over_servers(policy))
 
 
 def test_a_place_that_contradicts_itself_is_refused():

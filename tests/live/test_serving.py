@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradlane.core.plan import WIRES
 from gradlane.errors import CommunicationError
 from gradlane.live.backends.external_servers import serve
 from gradlane.planning import catalog
@@ -65,8 +66,7 @@ def served() -> Iterator[Served]:
 
 def test_servers_of_their_own_keep_the_promises_of_backends(served: Served) -> None:
     options = {"name": "server", "options": {"rank_order": True, "external": 2}, "two_phase": False}
-    wires = ("fifo", "packet-fifo", "packet-priority")
-    assert served.ranks.run("tests.contract.test_backends:check", wires=wires, **options) == [[]] * 2
+    assert served.ranks.run("tests.contract.test_backends:check", wires=WIRES, **options) == [[]] * 2
     assert served.close() == [0, 0]
 
 

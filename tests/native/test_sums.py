@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradlane.core.plan import WIRES
 from gradlane.transport import DTYPES, Node, NodeOptions
 
 PATIENCE_S = 20
@@ -77,7 +78,7 @@ def run(pipe: Any, options: NodeOptions, tensors: list[tuple[int, str]], how: di
         for index, numbers in enumerate(held):
             node.define(
                 index, numbers.ctypes.data, numbers.nbytes, tensors[index][1],
-                whole=how["whole"], urgent_first=how["urgent_first"], priority=len(held) - index,
+                wire=how["wire"], priority=len(held) - index,
             )  # fmt: skip
         for _ in range(how["iterations"]):
             for index, numbers in enumerate(held):
@@ -150,16 +151,15 @@ TENSORS = st.lists(st.tuples(st.integers(1, 3_000), st.sampled_from(sorted(DTYPE
     external=st.booleans(),
     tensors=TENSORS,
     packet_bytes=st.sampled_from([64, 640, 30_720]),
-    whole=st.booleans(),
-    urgent_first=st.booleans(),
+    wire=st.sampled_from(WIRES),
     rank_order=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_sums_of_whole_numbers_are_exact_whatever_the_schedule(
-    processes, world, servers, external, tensors, packet_bytes, whole, urgent_first, rank_order, seed
+    processes, world, servers, external, tensors, packet_bytes, wire, rank_order, seed
 ):
     servers = min(servers, 2 if external else world)
-    how = {"whole": whole, "urgent_first": urgent_first, "iterations": 2, "seed": seed, "arbitrary": False}
+    how = {"wire": wire, "iterations": 2, "seed": seed, "arbitrary": False}
     held = sums(processes, world, servers, external, tensors, how, packet_bytes=packet_bytes, rank_order=rank_order)
     for index, (length, dtype) in enumerate(tensors):
         parts = [contribution(rank, index, length, dtype, False) for rank in range(world)]
@@ -174,13 +174,13 @@ def test_sums_of_whole_numbers_are_exact_whatever_the_schedule(
     servers=st.integers(1, 4),
     tensors=TENSORS,
     packet_bytes=st.sampled_from([64, 30_720]),
-    whole=st.booleans(),
+    wire=st.sampled_from(WIRES),
     seed=st.integers(0, 99),
 )
 def test_in_rank_order_the_bits_are_those_of_adding_one_rank_after_another(
-    processes, world, servers, tensors, packet_bytes, whole, seed
+    processes, world, servers, tensors, packet_bytes, wire, seed
 ):
-    how = {"whole": whole, "urgent_first": True, "iterations": 1, "seed": seed, "arbitrary": True}
+    how = {"wire": wire, "iterations": 1, "seed": seed, "arbitrary": True}
     held = sums(processes, world, min(servers, world), False, tensors, how, packet_bytes=packet_bytes, rank_order=True)
     for index, (length, dtype) in enumerate(tensors):
         parts = [contribution(rank, index, length, dtype, True) for rank in range(world)]

@@ -16,6 +16,7 @@ import time
 
 import numpy as np
 
+from gradlane.core.plan import Wire
 from gradlane.transport import Node, NodeOptions
 
 order, large_bytes, small_bytes, unsent_bytes, send_buffer_bytes = sys.argv[1], *map(int, sys.argv[2:])
@@ -62,8 +63,9 @@ if is_worker:
         node.join(LIMIT_S)
         large, small = (np.ones(size // 4, np.float32) for size in (large_bytes, small_bytes))
         by_priority = order == "priority"
-        node.define(0, large.ctypes.data, large.nbytes, "float32", urgent_first=by_priority, priority=9)
-        node.define(1, small.ctypes.data, small.nbytes, "float32", urgent_first=by_priority, priority=0)
+        wire: Wire = "packet-priority" if by_priority else "packet-fifo"
+        node.define(0, large.ctypes.data, large.nbytes, "float32", wire=wire, priority=9)
+        node.define(1, small.ctypes.data, small.nbytes, "float32", wire=wire, priority=0)
         for _ in range(3):
             alone_s = push_and_wait(node, 1)
         push_and_wait(node, 0)  # so that the connection has found its pace

@@ -24,7 +24,7 @@ from gradlane.core.bus import Bus
 from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.place import Place
-from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.plan import WIRES, Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Timeline
 from gradlane.planning.plans import accepted, make_plan
@@ -185,7 +185,7 @@ def a_plan(draw: random.Random, profile: Profile, where: Network | Cluster) -> P
         priority = draw.choice((min(urgency[piece.tensor] for piece in taken), draw.randint(0, 3)))
         messages.append(Message(tuple(taken), priority, draw.randrange(2)))
     lanes = (Lane(draw.choice((None, None, 10_000))), Lane(None, 1))
-    wire = "fifo" if place.backend == "all-reduce" else draw.choice(("fifo", "packet-fifo", "packet-priority"))
+    wire = "fifo" if place.backend == "all-reduce" else draw.choice(WIRES)
     plan = Plan("drawn", profile.model, profile.specs, tuple(messages), lanes, wire, crosses_barrier=draw.random() < 0.8)
     return accepted(plan, profile, place)
 

@@ -12,12 +12,12 @@ from gradlane import policies
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.network import CostSegment, Network
 from gradlane.core.place import Place
-from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.plan import WIRES, Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.planning.plans import make_plan
 from gradlane.sim import iteration_ns, simulate_servers, simulate_steady
 from gradlane.sim.bounds import _all_arrive_ns, _all_reduce_cost, _bound, efficiency, lower_bound_ns, oracle_ns
-from gradlane.testing.generators import LAYERS, WIRES, carried, chain, clusters, networks, planned, profiles
+from gradlane.testing.generators import LAYERS, carried, chain, clusters, networks, planned, profiles
 from gradlane.testing.oracles import mercury_optimum
 from tests.unit import random_bounds
 from tests.unit.best_schedules import Best

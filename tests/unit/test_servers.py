@@ -262,6 +262,21 @@ def test_lanes_share_a_link_unless_it_serves_their_classes(whole, classes, urgen
     assert ends(timeline, "send") == {0: pytest.approx(other_ns, rel=0.01), 1: pytest.approx(urgent_ns, rel=0.01)}
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["fluid", "packets"])
+@pytest.mark.parametrize(("wire", "order"), [("fifo", [0, 1, 2]), ("pull-priority", [2, 1, 0])])
+def test_a_server_returns_the_most_urgent_of_its_sums_first_if_the_wire_says_so(whole, wire, order):
+    # three messages of 4,000 bytes leave within 1,300 ns, and one comes back in 4,000: the others overtake the first meanwhile
+    profile = chain(*[(100, 4_000, 0, 0)] * 3)
+    messages = tuple(Message((Slice(tensor, 0, 4_000),), priority=2 - tensor) for tensor in range(3))
+    plan = Plan("test", profile.model, profile.specs, messages, wire=wire)
+    hosts = (Host(Link(10 * GB), Link(GB)), Host(Link(10 * GB), Link(10 * GB)))
+    cluster = Cluster(hosts, (Worker(0),), (Server(1),), packet_bytes=1_000)
+    (timeline,) = simulation([Job(plan, profile)], cluster, 1, whole=whole).run()[0]
+    arrived = ends(timeline, "receive")
+    assert sorted(arrived, key=arrived.__getitem__) == order
+    assert max(ends(timeline, "send").values()) < min(arrived.values())
+
+
 # -- by hand ----------------------------------------------------------------------------------------------
 
 

@@ -74,7 +74,7 @@ def test_a_target_that_no_rate_reaches_and_one_that_every_rate_does():
 
 
 def test_a_grid_of_knobs_leaves_out_credits_below_the_partition():
-    grid = knob_grid("bytescheduler", Case(PROFILE, SERVERS), [2**18, 2**20], [2**18, 2**20])
+    grid = knob_grid(catalog.get("bytescheduler"), Case(PROFILE, SERVERS), [2**18, 2**20], [2**18, 2**20])
     assert [(partition, credit) for partition, credit, _ in grid] == [(2**18, 2**18), (2**18, 2**20), (2**20, 2**20)]
     assert all(len(outcome.plan.messages) >= 5_000_000 // partition for partition, _, outcome in grid)
 

@@ -17,6 +17,7 @@ from gradlane.core.stepwise import stepwise
 from gradlane.core.timeline import Span
 from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan, took_ns
+from gradlane.policies.bytescheduler import ByteScheduler
 from gradlane.policies.geryon import Geryon
 from gradlane.policies.prophet import Prophet
 from gradlane.sim import iteration_ns, simulate, simulate_servers
@@ -203,6 +204,16 @@ def test_prophet_plans_for_a_workers_own_link_and_pulls_each_gradient_after_its_
     assert own == shared  # the link of a worker is the same
     assert own.wire == "packet-fifo"
     assert make_plan(Prophet(), profile, Place(Network.line(3, 0, 10**9))).wire == "fifo"
+
+
+def test_servers_return_the_most_urgent_sum_of_bytescheduler_first_unless_told_otherwise():
+    profile = zoo.profile("resnet50", device="m60", batch=64)
+    over_servers = Place.of(Cluster.homogeneous(3, 1, 125_000_000))
+    assert make_plan(ByteScheduler(), profile, over_servers).wire == "pull-priority"
+    assert make_plan(ByteScheduler(pulls="arrival"), profile, over_servers).wire == "fifo"
+    assert make_plan(ByteScheduler(), profile, Place(Network.line(3, 0, 10**9))).wire == "fifo"
+    with pytest.raises(InputError, match="pulls: got 'last', expected 'priority' or 'arrival'"):
+        ByteScheduler(pulls="last")
 
 
 def test_prophet_sends_before_gradient_0_only_what_fits_and_holds_the_rest():

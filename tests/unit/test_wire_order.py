@@ -7,27 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
-from gradlane.core.plan import Message, Plan, Slice
+from gradlane.core.plan import WIRES, Message, Plan, Slice, Wire
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
-from gradlane.schedule.wire_order import Wire, WireOrder, run_key
+from gradlane.schedule.wire_order import WireOrder, run_key
 from gradlane.sim.fabric import Fabric, Job
 from gradlane.sim.fluid import FluidFabric
 from gradlane.sim.packets import PacketFabric
-from tests.unit.wire_vectors import FILE, Enqueue, Take, Vector, answered, read, written
+from tests.unit.wire_vectors import FILE, Enqueue, Operation, Sums, Take, Vector, answered, read, written
 
-VECTORS = read(FILE.read_text())
-WIRES = st.sampled_from(("packet-fifo", "packet-priority"))
-OPERATIONS = st.lists(st.one_of(st.just(Take()), st.builds(Enqueue, st.integers(0, 3), st.integers(1, 4))), max_size=40)
+VECTORS = [each for each in read(FILE.read_text()) if each.wire != "pull-priority"]
+BY_PACKET = st.sampled_from(("packet-fifo", "packet-priority"))
+OPERATION = st.one_of(st.just(Take()), st.builds(Enqueue, st.integers(0, 3), st.integers(1, 4)))
+OPERATIONS = st.lists(OPERATION, max_size=40)
 GB = 10**9
 PACKET = 8  # bytes, and nanoseconds on a link of a byte a nanosecond
 
 
 def test_the_file_is_what_the_command_writes():
     assert FILE.read_text() == written()
-    assert len(VECTORS) == 42
+    assert len(read(FILE.read_text())) == 59
 
 
-@given(wire=st.sampled_from(("fifo", "packet-fifo", "packet-priority")), operations=OPERATIONS)
+@given(wire=st.sampled_from(WIRES), operations=OPERATIONS)
 def test_the_reference_takes_what_a_search_of_all_that_waits_finds(wire: Wire, operations: list[Enqueue | Take]):
     order = WireOrder(wire)
     waiting: list[tuple[int, int, int]] = []  # (priority, run, packet), in order of hand-over
@@ -47,9 +48,32 @@ def test_the_reference_takes_what_a_search_of_all_that_waits_finds(wire: Wire, o
         order.take()
 
 
+@given(operations=st.lists(st.one_of(OPERATION, st.builds(Sums, st.integers(0, 3), st.integers(1, 4))), max_size=40))
+def test_sums_alone_by_priority_leave_where_first_in_first_out_has_sums(operations: list[Operation]):
+    as_ever, by_priority = (answered(wire, operations) for wire in ("fifo", "pull-priority"))
+    sums: set[int] = set()
+    waiting: list[tuple[int, int, int]] = []  # (priority, run, packet) of sums
+    runs = 0
+    for here, there in zip(by_priority, as_ever, strict=True):
+        if isinstance(here, Take):
+            assert isinstance(there, Take)
+            assert here == there or {here.run, there.run} <= sums  # what workers send leaves as ever
+            if here.run in sums:
+                waiting.sort()
+                assert waiting.pop(0)[1:] == here
+            continue
+        if isinstance(here, Sums):
+            sums.add(runs)
+            waiting += [(here.priority, runs, packet) for packet in range(here.packets)]
+        runs += 1
+    assert not waiting
+
+
 def test_a_key_is_the_urgency_and_then_the_number():
-    assert run_key("packet-priority", 5, 9) == (5, 9)
-    assert run_key("packet-fifo", 5, 9) == run_key("fifo", 5, 9) == (0, 9)
+    for is_sum in (False, True):
+        assert run_key("packet-priority", 5, 9, is_sum=is_sum) == (5, 9)
+        assert run_key("packet-fifo", 5, 9, is_sum=is_sum) == run_key("fifo", 5, 9, is_sum=is_sum) == (0, 9)
+        assert run_key("pull-priority", 5, 9, is_sum=is_sum) == (5 if is_sum else 0, 9)
 
 
 # -- the fabrics --------------------------------------------------------------------------------------------
@@ -135,7 +159,7 @@ def test_the_packet_fabric_sends_what_the_vector_says(vector: Vector, server_rat
     assert in_packets(vector, server_rate) == expected(vector)
 
 
-@given(wire=WIRES, operations=OPERATIONS.filter(lambda each: any(isinstance(one, Enqueue) for one in each)))
+@given(wire=BY_PACKET, operations=OPERATIONS.filter(lambda each: any(isinstance(one, Enqueue) for one in each)))
 def test_both_fabrics_send_what_the_reference_does(wire: Wire, operations: list[Enqueue | Take]):
     vector = Vector("drawn", wire, answered(wire, operations))
     assert in_the_flow(vector) == in_packets(vector, 3 * GB) == expected(vector)

@@ -39,6 +39,7 @@ from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
+from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, Refusal, knob_grid, needed_rates, sweep
 from gradlane.planning.questions.whatif import Needed
 from gradlane.report import plots
@@ -315,7 +316,8 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
     with bar() as progress:
         task = progress.add_task("simulating", total=total)
         refusals: list[Refusal] = []
-        grid = knob_grid("bytescheduler", case, sizes, limits, lambda done: progress.advance(task, done), refusals.append)
+        policy = catalog.get("bytescheduler")
+        grid = knob_grid(policy, case, sizes, limits, lambda done: progress.advance(task, done), refusals.append)
     if not grid and refusals:
         raise refusals[0].error
     if not grid:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -132,6 +132,16 @@ class Ownership(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.order or math.inf
 
 
+Wire = Literal["fifo", "pull-priority", "packet-fifo", "packet-priority"]
+"""The values of `Plan.wire`."""
+WIRES: tuple[Wire, ...] = get_args(Wire)
+
+
+def returns_whole(wire: Wire) -> bool:
+    """Whether a server returns all that it has of a message at once, rather than each packet as soon as it is summed."""
+    return wire in ("fifo", "pull-priority")
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The schedule of one iteration.
 
@@ -141,9 +151,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         messages: in which messages their bytes travel.
         lanes: the queues that messages name by index.
         wire: how the transport treats messages. "fifo": it sends each whole, and a server returns
-            it whole, first in, first out. "packet-fifo": it cuts messages into packets, and a
-            server returns each packet as soon as it is summed. "packet-priority": as "packet-fifo",
-            and the most urgent packet goes first, whenever it came.
+            it whole, first in, first out. "pull-priority": as "fifo", and a server returns the most urgent
+            of its sums first. "packet-fifo": it cuts messages into packets, and a server returns each packet
+            as soon as it is summed. "packet-priority": as "packet-fifo", and the most urgent packet goes
+            first, whenever it came.
         crosses_barrier: whether each layer of the next forward pass may run as soon as its own
             parameters are updated. If not, the pass begins when all are.
         sequence: None, or all messages in the order in which they start within each lane, each as
@@ -161,7 +172,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: tuple[TensorSpec, ...]
     messages: tuple[Message, ...]
     lanes: tuple[Lane, ...] = (Lane(),)
-    wire: Literal["fifo", "packet-fifo", "packet-priority"] = "fifo"
+    wire: Wire = "fifo"
     crosses_barrier: bool = False
     sequence: tuple[int, ...] | None = None
     backend: BackendName | UnsetType = UNSET

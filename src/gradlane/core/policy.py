@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from gradlane.core.fields import MAX_MESSAGES, need_int
 from gradlane.core.network import Network
-from gradlane.core.plan import Message, Plan, Slice
+from gradlane.core.plan import Message, Plan, Slice, Wire
 from gradlane.core.profile import DTYPE_BYTES, Profile
 from gradlane.errors import InputError
 from gradlane.units import NS_PER_SECOND, format_bytes
@@ -33,8 +33,7 @@ class Policy(Protocol):
     - `replans: ClassVar[bool]`: True where the plan depends on the moments at which gradients
       become ready, so that a session has to plan again when these move (see `replans`).
     - `plans_with_bus: ClassVar[bool]`: True where it plans with `Network.bus` too (see `plans_with_bus`).
-    - `returns_packets: ClassVar[bool]`: True where servers return each packet as soon as it is summed, rather than
-      each message (see `returns_packets`).
+    - `wire_over_servers: ClassVar[Wire]`, or a property: the plans' wire where servers carry them (see `wire_over_servers`).
     - `trials(self) -> tuple[Policy, ...]`: where it leaves a knob to be found, itself with each value to try (see `trials`).
     """
 
@@ -115,12 +114,12 @@ def plans_with_bus(policy: Policy) -> bool:
     return declared
 
 
-def returns_packets(policy: Policy) -> bool:
-    """Whether the policy's plans have the wire "packet-fifo" over servers. Over all-reduce nothing is returned.
+def wire_over_servers(policy: Policy) -> Wire | None:
+    """The wire that the policy's plans have over servers. Over all-reduce nothing is returned, so that they have none there.
 
-    The policy's class declares this as `returns_packets`; the default is False.
+    The policy declares this as `wire_over_servers`; the default is None, for the wire of `policy.plan`.
     """
-    declared: bool = getattr(type(policy), "returns_packets", False)
+    declared: Wire | None = getattr(policy, "wire_over_servers", None)
     return declared
 
 

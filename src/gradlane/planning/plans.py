@@ -17,7 +17,7 @@ from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.policy import Policy, plans_with_bus, returns_packets, trials
+from gradlane.core.policy import Policy, plans_with_bus, trials, wire_over_servers
 from gradlane.core.profile import Profile
 from gradlane.errors import PlanError
 from gradlane.planning.measured import where
@@ -41,8 +41,9 @@ def make_plan(policy: Policy, profile: Profile, place: Place, simulated: Network
         return min(tried, key=partial(took_ns, profile=profile, simulated=simulated or where(place)))
     network = place.network if plans_with_bus(policy) else place.network.path
     plan = policy.plan(profile, network)
-    if place.backend == "server" and returns_packets(policy):
-        plan = msgspec.structs.replace(plan, wire="packet-fifo")
+    wire = wire_over_servers(policy)
+    if place.backend == "server" and wire is not None:
+        plan = msgspec.structs.replace(plan, wire=wire)
     return accepted(plan, profile, place)
 
 

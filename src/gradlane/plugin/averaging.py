@@ -239,8 +239,7 @@ class Averaging:
                 whole.ctypes.data,
                 whole.nbytes,
                 plan.tensors[message.slices[0].tensor].dtype,
-                whole=plan.wire == "fifo",
-                urgent_first=plan.wire == "packet-priority",
+                wire=plan.wire,
                 priority=message.priority,
                 lane=message.lane,
             )

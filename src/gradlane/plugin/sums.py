@@ -67,8 +67,7 @@ class NodeSums:
             memory.ctypes.data,
             memory.nbytes,
             self._dtypes[message.slices[0].tensor],
-            whole=plan.wire == "fifo",
-            urgent_first=plan.wire == "packet-priority",
+            wire=plan.wire,
             priority=message.priority,
             lane=message.lane,
         )

@@ -6,18 +6,21 @@ from typing import ClassVar
 
 import msgspec
 
-from gradlane.core.fields import MAX_BYTES, need_int
+from gradlane.core.fields import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
-from gradlane.core.plan import Lane, Plan
+from gradlane.core.plan import Lane, Plan, Wire
 from gradlane.core.policy import SIZES, KnobRange, sliced_by_urgency
 from gradlane.core.profile import Profile
+
+_WIRES: dict[str, Wire] = {"priority": "pull-priority", "arrival": "fifo"}
 
 
 class ByteScheduler(msgspec.Struct, frozen=True):
     """Slices by priority of first use, within a credit of unfinished bytes (§4.2, Algorithm 1).
 
     Tensors are cut into partitions. The most urgent ready one starts next, while unfinished ones
-    fit the credit.
+    fit the credit. Servers return the most urgent sum first (Theorem 1), or sums in order of arrival (`pulls="arrival"`), as
+    they do for the authors' code, which pulls a partition as soon as it is pushed.
 
     Wins where large tensors block urgent ones and a startup is short, once both sizes are tuned
     (`--tune`). The sizes below are too small for many workers.
@@ -25,8 +28,7 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     Differs from the paper: a slice starts if the credit equals its size. Line 16 asks for more, so that a window of
     one slice would never open. A lone slice larger than the credit may go. Over servers a slice gives its credit back
     when its bytes have left, as gradlane's transport has no acknowledgements; the simulator has them
-    (`Cluster.acknowledgement_ns`). Over all-reduce the credit comes back with the sum, as in the paper. Servers return
-    sums first come, first served, where Theorem 1 pulls by priority.
+    (`Cluster.acknowledgement_ns`). Over all-reduce the credit comes back with the sum, as in the paper.
     `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
 
     All-reduces have one order on all ranks. In the paper rank 0 decides it while the iteration runs, and tells the
@@ -37,12 +39,13 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     Attributes:
         partition_bytes: the largest slice.
         credit_bytes: how many bytes may be unfinished.
+        pulls: "priority" or "arrival", the order in which servers return sums.
     """
 
     name: ClassVar[str] = "bytescheduler"
     paper: ClassVar[str] = "ByteScheduler (SOSP '19) Algorithm 1"
     differs: ClassVar[str] = (
-        "credit equal to the slice suffices, and over servers comes back without an acknowledgement; no priority of pulls; "
+        "credit equal to the slice suffices, and over servers comes back without an acknowledgement; "
         "over all-reduce the plan's order by default, the paper's with rank 0 deciding; only PyTorch crosses the barrier"
     )
 
@@ -50,10 +53,17 @@ class ByteScheduler(msgspec.Struct, frozen=True):
 
     partition_bytes: int = 2**20
     credit_bytes: int = 4 * 2**20
+    pulls: str = "priority"
 
     def __post_init__(self) -> None:
         need_int("partition_bytes", self.partition_bytes, 8, MAX_BYTES)
         need_int("credit_bytes", self.credit_bytes, 1, MAX_BYTES)
+        need(self.pulls in _WIRES, "pulls", self.pulls, " or ".join(map(repr, _WIRES)))
+
+    @property
+    def wire_over_servers(self) -> Wire:
+        """As `core.policy.wire_over_servers` has it."""
+        return _WIRES[self.pulls]
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         messages = sliced_by_urgency(profile, self.partition_bytes, "partition_bytes")

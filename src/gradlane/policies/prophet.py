@@ -11,7 +11,7 @@ import msgspec
 
 from gradlane.core.fields import MAX_BYTES, need_int
 from gradlane.core.network import Network
-from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.plan import Lane, Message, Plan, Slice, Wire
 from gradlane.core.policy import SIZES, KnobRange, check_cuts, cut
 from gradlane.core.profile import Profile
 from gradlane.core.stepwise import stepwise
@@ -45,7 +45,7 @@ class Prophet(msgspec.Struct, frozen=True):
         "where bandwidth or times changed by a factor of 1.4 and steps by 5 %"
     )
 
-    returns_packets: ClassVar[bool] = True  # Eq. 4
+    wire_over_servers: ClassVar[Wire] = "packet-fifo"  # Eq. 4
     replans: ClassVar[bool] = True  # §4.2: once profiled times repeat themselves, and again when the bandwidth has changed
     tunable: ClassVar[dict[str, KnobRange]] = {"partition_bytes": SIZES}
 

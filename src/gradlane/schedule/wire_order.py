@@ -15,6 +15,11 @@ run's priority where the connection is ordered by priority (a plan with the wire
 a tensor that is "urgent first"), and otherwise 0. The number counts the runs of a connection in
 order of hand-over.
 
+**Sums alone by priority** (a plan with the wire "pull-priority"; a tensor with "urgent sums"). The urgency is the priority of
+a run of sums, and 0 of what workers send. A connection may carry both, since a process may have a worker and a server. Each
+packet of a sum then takes a place as a run of urgency 0 would, and in the next such place goes the packet of the sum with the
+smallest key. (In the simulated fabrics the two directions are connections of their own, which take turns.)
+
 **Choice.** When the link or the socket can take a packet, the sender takes the next packet of the
 run with the smallest key. It chooses anew for each packet.
 
@@ -38,16 +43,14 @@ first one at which they come to 24 KiB or more.
 from __future__ import annotations
 
 import heapq
-from typing import Literal
 
-Wire = Literal["fifo", "packet-fifo", "packet-priority"]
-"""The values of `Plan.wire`."""
+from gradlane.core.plan import Wire
 
 Key = tuple[int, int]
 """(urgency, number) of a run; the smallest key goes first."""
 
 
-def run_key(wire: Wire, priority: int, number: int) -> Key:
+def run_key(wire: Wire, priority: int, number: int, *, is_sum: bool) -> Key:
     """The key of a run, as the specification above defines it.
 
     Args:
@@ -55,11 +58,26 @@ def run_key(wire: Wire, priority: int, number: int) -> Key:
         priority: the message's priority, 0 or more; 0 is the most urgent.
         number: how many runs were handed over before this one. Any number that rises with each
             hand-over will do.
+        is_sum: whether a server sends it.
 
     Returns:
         A pair that sorts runs in the order in which they are sent.
     """
-    return (priority if wire == "packet-priority" else 0, number)
+    by_priority = wire == "packet-priority" or (is_sum and wire == "pull-priority")
+    return (priority if by_priority else 0, number)
+
+
+_Waiting = tuple[Key, int, int, int]  # (key, run, its next packet, its end)
+PLACES = -1  # in place of a run: what goes there is the most urgent sum
+
+
+def _take(waiting: list[_Waiting]) -> tuple[int, int]:
+    key, run, packet, end = waiting[0]
+    if packet + 1 < end:
+        heapq.heapreplace(waiting, (key, run, packet + 1, end))
+    else:
+        heapq.heappop(waiting)
+    return run, packet
 
 
 class WireOrder:
@@ -75,21 +93,28 @@ class WireOrder:
         """
         self._wire: Wire = wire
         self._runs = 0
-        self._waiting: list[tuple[Key, int, int, int]] = []  # (key, run, its next packet, its end)
+        self._waiting: list[_Waiting] = []
+        self._sums: list[_Waiting] = []  # if they are ordered among themselves: places in `_waiting` are theirs
 
-    def enqueue(self, priority: int, packets: int) -> int:
+    def enqueue(self, priority: int, packets: int, *, is_sum: bool = False) -> int:
         """Hand over a run.
 
         Args:
             priority: of the run, 0 or more; 0 is the most urgent.
             packets: how many packets the run has, 1 or more.
+            is_sum: whether it is of sums, which a server sends.
 
         Returns:
             The run's number: 0 for the first run, then 1, and so on.
         """
         run = self._runs
         self._runs += 1
-        heapq.heappush(self._waiting, (run_key(self._wire, priority, run), run, 0, packets))
+        key = run_key(self._wire, priority, run, is_sum=is_sum)
+        if is_sum and self._wire == "pull-priority":
+            heapq.heappush(self._sums, (key, run, 0, packets))
+            heapq.heappush(self._waiting, ((0, run), PLACES, 0, packets))
+        else:
+            heapq.heappush(self._waiting, (key, run, 0, packets))
         return run
 
     def take(self) -> tuple[int, int]:
@@ -101,12 +126,8 @@ class WireOrder:
         Raises:
             IndexError: nothing waits.
         """
-        key, run, packet, end = self._waiting[0]
-        if packet + 1 < end:
-            heapq.heapreplace(self._waiting, (key, run, packet + 1, end))
-        else:
-            heapq.heappop(self._waiting)
-        return run, packet
+        run, packet = _take(self._waiting)
+        return _take(self._sums) if run == PLACES else (run, packet)
 
     def __bool__(self) -> bool:
         """Whether a packet waits."""

@@ -6,8 +6,7 @@ link leaves to each worker: its share of its host's rate, or the servers' rate d
 workers.
 On shared hosts both stages share the links. Within a stage the most urgent network class goes
 first, and the lanes of one class get equal shares. A lane is a connection, and follows the order of
-`gradlane.schedule.wire_order`; what comes back of a message that is returned packet by packet keeps
-the key of its push.
+`gradlane.schedule.wire_order`. The key of a sum has the number of its push, or of what asked for it.
 
 Work is counted in bytes times 10^9, so that a rate times nanoseconds is work without rounding. An
 event that falls within a nanosecond happens at the end of that nanosecond.
@@ -21,6 +20,7 @@ from fractions import Fraction
 
 from gradlane.core.cluster import Cluster, Link
 from gradlane.core.fields import MAX_RATE
+from gradlane.core.plan import returns_whole
 from gradlane.schedule.wire_order import Key, run_key
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.units import NS_PER_SECOND
@@ -119,8 +119,8 @@ class FluidFabric:
         name = (network_class, rank, details.lane)
         if name not in self._streams:
             self._streams[name] = _Connection(network_class)
-        key = run_key(plan.wire, details.priority, self._numbers)
-        by_packet = plan.wire != "fifo" and not details.two_phase
+        key = run_key(plan.wire, details.priority, self._numbers, is_sum=False)
+        by_packet = not returns_whole(plan.wire) and not details.two_phase
         flow = _Flow(rank, message, details.size_bytes, key, by_packet)
         if details.two_phase:
             self._unasked[rank, message] = self._streams[name], flow
@@ -135,7 +135,7 @@ class FluidFabric:
         stream, flow = self._unasked.pop((rank, message))
         plan = self._jobs[rank].plan
         # the sum is handed over now: among equals, sums leave in the order in which they were asked for
-        flow.key = run_key(plan.wire, plan.messages[message].priority, self._numbers)
+        flow.key = run_key(plan.wire, plan.messages[message].priority, self._numbers, is_sum=True)
         self._return(stream, flow)
         self._rates_until = -1
 
@@ -192,6 +192,8 @@ class FluidFabric:
                 notices.append(Notice(to_ns, flow.rank, flow.message, False))
                 flow.released = flow.by_packet
                 if not flow.by_packet and (flow.rank, flow.message) not in self._unasked:
+                    plan, number = self._jobs[flow.rank].plan, flow.key[1]
+                    flow.key = run_key(plan.wire, plan.messages[flow.message].priority, number, is_sum=True)
                     self._return(stream, flow)
         ended = [flow for _, flow in heads if flow.released and not flow.waits]
         for stream in self._streams.values():

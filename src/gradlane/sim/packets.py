@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from gradlane.core.cluster import Cluster, Link
+from gradlane.core.plan import returns_whole
 from gradlane.schedule.wire_order import Key, run_key
 from gradlane.sim.fabric import FOREVER, Job, Notice
 from gradlane.sim.sharding import Sharding
@@ -164,7 +165,7 @@ class PacketFabric:
         job = self._ranks[rank][0]
         deal, host = self._deals[job], self._host_of[rank]
         stream = self._stream(host, job, message, False)
-        key = self._key(job, message)
+        key = self._key(job, message, is_sum=False)
         for packet in range(deal.first[message], deal.first[message + 1]):
             if self._server_host[deal.server[packet]] == host:
                 if not self._acknowledges:
@@ -184,11 +185,11 @@ class PacketFabric:
             self._streams[key] = _Connection(job, served)
         return self._streams[key]
 
-    def _key(self, job: int, message: int) -> Key:
+    def _key(self, job: int, message: int, *, is_sum: bool) -> Key:
         """The key of a run of `message`'s packets that is handed over now."""
         self._numbers += 1
         plan = self._jobs[job].plan
-        return run_key(plan.wire, plan.messages[message].priority, self._numbers)
+        return run_key(plan.wire, plan.messages[message].priority, self._numbers, is_sum=is_sum)
 
     def _queue(self, host: int, stream: _Connection) -> None:
         if stream.items and not stream.queued:
@@ -325,7 +326,7 @@ class PacketFabric:
             server = deal.server[deal.units[unit][0]]
             size_bytes = sum(deal.size[part] for part in deal.units[unit])
             ready_ns = self._server_free[server] = max(now_ns, self._server_free[server]) - -size_bytes * NS_PER_SECOND // rate
-        if self._jobs[job].plan.wire == "fifo":
+        if returns_whole(self._jobs[job].plan.wire):
             ready_ns += self._cluster.startup_ns  # the answer is a message too
         to = -1 if self._together else rank
         if ready_ns == now_ns:
@@ -339,7 +340,7 @@ class PacketFabric:
         packets = deal.units[unit]
         host, message = self._server_host[deal.server[packets[0]]], deal.message[packets[0]]
         stream = self._stream(host, job, message, True)
-        key = self._key(job, message)
+        key = self._key(job, message, is_sum=True)
         for packet in packets:
             for rank in self._ranks_of[job] if to < 0 else (to,):
                 if self._host_of[rank] == host:

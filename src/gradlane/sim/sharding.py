@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
-from gradlane.core.plan import Message
+from gradlane.core.plan import Message, returns_whole
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.sim.fabric import Job
@@ -27,7 +27,7 @@ class Sharding:
     """The packets of one job, the same for all its workers. Packets of a message follow one
     another.
 
-    A unit is what a server returns at once: with the wire "fifo" all that it has of a message,
+    A unit is what a server returns at once: where messages are returned whole all that it has of a message,
     otherwise one packet.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sharding:
                 f"packet_bytes: got {cluster.packet_bytes}, with which {format_bytes(plan.size_bytes)} of {plan.model} are "
                 f"{packets} packets, expected at most {MAX_PACKETS}; simulate with larger packets"
             )
-        by_packet = plan.wire != "fifo"
+        by_packet = not returns_whole(plan.wire)
         self.size: list[int] = []
         self.server: list[int] = []
         self.message: list[int] = []

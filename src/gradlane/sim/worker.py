@@ -7,7 +7,7 @@ network.
 
 from __future__ import annotations
 
-from gradlane.core.plan import Plan
+from gradlane.core.plan import Plan, returns_whole
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Kind, Span, Timeline
 from gradlane.schedule import NativeDispatcher
@@ -107,7 +107,7 @@ class SimulatedWorker:
         # sum was asked for
         two_phase = self.plan.messages[message].two_phase
         if self._receives:
-            begun = self._pushed[message] if self.plan.wire == "fifo" or two_phase else self._sent[message][0]
+            begun = self._pushed[message] if returns_whole(self.plan.wire) or two_phase else self._sent[message][0]
             self._span("receive", self.iteration, message, begun, now_ns)
         for tensor in {piece.tensor for piece in self.plan.messages[message].slices}:
             self._missing[tensor] -= 1

@@ -17,14 +17,13 @@ from msgspec import UNSET, UnsetType, structs
 
 from gradlane.core import files
 from gradlane.core.backends import BackendName
-from gradlane.core.plan import Lane, Message, Ownership, Plan, Slice
+from gradlane.core.plan import Lane, Message, Ownership, Plan, Slice, Wire
 from gradlane.core.profile import DTYPE_BYTES, TensorSpec
 from gradlane.errors import JobError, OrderError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.streams import Event
 from gradlane.schedule import NativeDispatcher
-from gradlane.testing.generators import Wire
 
 _ELEMENTS = (1, 7, 64, 1_000, 5_000, 33)  # of each tensor
 _ITERATIONS = 3

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gradlane.core.checks import check_timeline
+from gradlane.core.plan import WIRES, Wire
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.sim.bounds import oracle_ns
 from gradlane.sim.fabric import FOREVER, Fabric, Job, Notice
 from gradlane.sim.simulation import Simulation
-from gradlane.testing.generators import WIRES, Wire, holds_for, jobs
+from gradlane.testing.generators import holds_for, jobs
 from gradlane.testing.logs import check_logs, logged_dispatchers
 
 _ITERATIONS = 2

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -19,13 +19,10 @@ from gradlane.core.cluster import Cluster, Host, Link, RateStep, Server, Worker
 from gradlane.core.fields import MAX_BYTES
 from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.place import Place
-from gradlane.core.plan import Lane, Message, Plan, Slice
+from gradlane.core.plan import WIRES, Lane, Message, Plan, Slice, Wire
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.sim import planned_ahead
 from gradlane.sim.fabric import Job
-
-Wire = Literal["fifo", "packet-fifo", "packet-priority"]
-WIRES: tuple[Wire, ...] = ("fifo", "packet-fifo", "packet-priority")
 
 # many zeros: gradients of one layer become ready together
 GAPS_NS = st.one_of(st.just(0), st.integers(0, 50), st.integers(0, 3_000_000))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, cast
 
-from gradlane.core.plan import Plan
+from gradlane.core.plan import Plan, returns_whole
 from gradlane.core.records.dispatch_log import Fact, Log, What
 from gradlane.core.timeline import Kind
 from gradlane.schedule.dispatcher import describe_state
@@ -87,7 +87,7 @@ class NodeEngine:
             plan.tensors_by_message,
             [(each.address, [_as_native(part) for part in each.ranges]) for each in memory],
             list(accumulate(pieces or [1] * len(plan.messages), initial=first)),
-            forwards=plan.wire != "fifo",
+            forwards=not returns_whole(plan.wire),
             keeps_log=keeps_log,
         )
 

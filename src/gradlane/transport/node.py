@@ -17,6 +17,7 @@ from typing import NamedTuple
 from gradlane._native import Node as NativeNode
 from gradlane._native import Transfer as Transfer
 from gradlane._native import start_node
+from gradlane.core.plan import Wire, returns_whole
 from gradlane.errors import (
     AuthError,
     CapacityError,
@@ -228,8 +229,7 @@ class Node:
         size_bytes: int,
         dtype: str,
         *,
-        whole: bool = False,
-        urgent_first: bool = False,
+        wire: Wire = "packet-fifo",
         priority: int = 0,
         lane: int = 0,
     ) -> None:
@@ -238,8 +238,7 @@ class Node:
         Args:
             tensor: its id; ids count up from 0.
             address, size_bytes, dtype: its memory.
-            whole: a server returns its part of the tensor at once.
-            urgent_first: packets go by priority.
+            wire: how its packets travel and return, as in `Plan.wire`.
             priority: 0 is the most urgent.
             lane: index into `NodeOptions.lanes`.
         """
@@ -249,8 +248,9 @@ class Node:
             address,
             size_bytes,
             DTYPES[dtype],
-            whole=whole,
-            urgent_first=urgent_first,
+            whole=returns_whole(wire),
+            urgent_first=wire == "packet-priority",
+            urgent_sums=wire == "pull-priority",
             priority=priority,
             lane=lane,
         )

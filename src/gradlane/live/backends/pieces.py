@@ -46,8 +46,7 @@ class Pieces:
                     address,
                     size_bytes,
                     dtype_name(part),
-                    whole=plan.wire == "fifo",
-                    urgent_first=plan.wire == "packet-priority",
+                    wire=plan.wire,
                     priority=message.priority,
                     lane=message.lane + len(plan.lanes) * (index % weight),
                 )

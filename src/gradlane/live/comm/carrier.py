@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from gradlane.core.plan import Plan
+from gradlane.core.plan import Plan, returns_whole
 from gradlane.core.records.dispatch_log import Log
 from gradlane.errors import JobError, OrderError
 from gradlane.live.backends.base import Backend
@@ -311,7 +311,7 @@ class HostCarrier:
         """Record that `message` has left its window; from now on it is received, if at all."""
         now = now_ns()
         self._recorder.add("send", self._iteration, message, self._began_ns[message], now)
-        if self._plan.wire == "fifo":  # else a server may have begun to return packets long before
+        if returns_whole(self._plan.wire):  # else a server may have begun to return packets long before
             self._began_ns[message] = now
         if self._failures.awaited and self._backend.norms is not None:
             self._failures.notify_if_awaited()

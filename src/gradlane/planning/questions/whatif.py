@@ -11,8 +11,8 @@ from gradlane.core.fields import MAX_RATE, need, need_int
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.planning import catalog
 from gradlane.planning.questions.sweep import Case, Outcome, Refusal, Where, judge
+from gradlane.planning.search.space import with_knobs
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import format_bytes
 
@@ -90,7 +90,7 @@ def _down(high: int, low: int) -> Iterator[int]:
 
 
 def knob_grid(
-    name: str,
+    policy: Policy,
     case: Case,
     partitions: Sequence[int],
     credits: Sequence[int],
@@ -102,7 +102,7 @@ def knob_grid(
     A credit below the partition is left out: it has the effect of a credit of one partition.
 
     Args:
-        name: the policy.
+        policy: one with the knobs `partition_bytes` and `credit_bytes`.
         case: what to simulate.
         partitions, credits: in bytes.
         advance: called with 1 after each outcome.
@@ -116,12 +116,12 @@ def knob_grid(
     for partition, credit in product(partitions, credits):
         if credit >= partition:
             knobs = f"a partition of {format_bytes(partition)} and a credit of {format_bytes(credit)}"
-            policy = catalog.get(name, partition_bytes=partition, credit_bytes=credit)
+            of_sizes = with_knobs(policy, {"partition_bytes": partition, "credit_bytes": credit})
             try:
-                grid.append((partition, credit, judge(policy, case, bound_ns)))
+                grid.append((partition, credit, judge(of_sizes, case, bound_ns)))
             except InputError as error:
                 if refuse is None:
                     raise
-                refuse(Refusal(case, f"{name} with {knobs}", error))
+                refuse(Refusal(case, f"{policy.name} with {knobs}", error))
             advance(1)
     return grid
