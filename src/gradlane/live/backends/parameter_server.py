@@ -7,8 +7,9 @@ ahead: windows and priorities decide. A message leaves its lane's window when th
 as in the simulator. If it stayed until its sum is there, ranks whose windows hold different
 messages would wait for one another for ever, as a sum needs every rank's part.
 
-If the plan's wire is "fifo", a server returns a message once it has summed all of its packets. Otherwise it returns each packet
-as soon as that is summed. With "packet-priority" the most urgent packet is sent first, however late it was queued.
+If the plan's wire is "fifo" or "pull-priority", a server returns a message once it has summed all of its packets. Otherwise it
+returns each packet as soon as that is summed. With "packet-priority" the most urgent packet is sent first, however late it was
+queued; with "pull-priority" this holds for the packets that servers return.
 
 If each host has equally many ranks and the servers are beside them, ranks of one host sum through memory that they share
 (`transport.host`). Between hosts only the hosts' sums travel. The plan's messages, windows and priorities stay. A message has
