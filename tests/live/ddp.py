@@ -255,6 +255,7 @@ LOOPS = {
         lambda wrapper: wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS), after=4
     ),
     "a_hook_for_buffers": _hooked(lambda wrapper: wrapper._register_buffer_comm_hook(None, lambda *_: None)),
+    "another_process_group": _hooked(lambda wrapper: wrapper._update_process_group(dist.new_group()), after=4),
     "a_hook_that_changes_nothing": _hooked(lambda wrapper: wrapper.register_comm_hook(None, default_hooks.allreduce_hook)),
 }
 

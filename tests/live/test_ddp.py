@@ -52,6 +52,7 @@ SAYS = {
     "a_built_in_hook": "gradlane sums with --wire-dtype float16",
     "a_built_in_hook_after_some_steps": "gradlane sums with --wire-dtype float16",
     "a_hook_for_buffers": "a hook makes its buffers equal",
+    "another_process_group": "it is given another process group",
 }
 ANSWERS = {
     "validated_with_the_module_alone_back_in_training": True,

@@ -419,6 +419,12 @@ class DistributedDataParallel(TorchDDP):
             self._keep_torchs("a hook makes its buffers equal")
         super()._register_buffer_comm_hook(state, hook, comm_hook_location)
 
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """As torch's, which sums for this model from now on: a session keeps its ranks."""
+        if not self._kept_by_torch:
+            self._keep_torchs("it is given another process group")
+        super()._update_process_group(new_process_group)
+
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """As torch's; empty while gradlane sums. Lightning asks for it when it has trained."""
         data: dict[str, Any] = super()._get_ddp_logging_data() if self._session is None else {}
