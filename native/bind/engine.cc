@@ -113,6 +113,7 @@ void BindEngine(nb::module_& module, nb::class_<Node>& node) {
             for (const uint32_t tensor : tensors) at_ns = self.Ready(tensor);
             return at_ns;
         })
+        .def("lacks", [](Node& self, uint32_t tensor) { self.Ready(tensor, true); })
         .def("spans", [](Node& self, bool last) {
             nb::list rows;
             for (const auto& span : self.Spans(last)) {

@@ -44,6 +44,7 @@ Engine::Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, st
       keeps_log_(keeps_log),
       messages_of_(dispatcher_.schedule().tensors, 0),
       lacks_(carried_.size(), 0),
+      quiet_(carried_.size(), false),
       began_ns_(carried_.size(), 0),
       unsent_(carried_.size(), 0),
       undone_(carried_.size(), 0),
@@ -96,6 +97,7 @@ void Engine::Interrupt() {
 void Engine::OnBegin(int64_t iteration) {
     iteration_ = iteration;
     dispatcher_.Begin();
+    quiet_.assign(quiet_.size(), false);
     spans_.emplace_back();
     if (spans_.size() > kIterations) spans_.pop_front();
     if (!keeps_log_) return;
@@ -103,8 +105,12 @@ void Engine::OnBegin(int64_t iteration) {
     if (facts_.size() > kLoggedIterations) facts_.pop_front();
 }
 
-bool Engine::OnReady(uint32_t tensor, int64_t at_ns, Dispatcher::Starts* starts) {
+bool Engine::OnReady(uint32_t tensor, int64_t at_ns, bool lacks, Dispatcher::Starts* starts) {
     if (spans_.empty() || tensor >= tensors() || dispatcher_.IsReady(tensor)) return false;
+    for (const uint32_t message : dispatcher_.WaitersOf(tensor)) {
+        const auto& carried = carried_[message];
+        if (lacks && std::find(carried.begin(), carried.end(), tensor) != carried.end()) quiet_[message] = true;
+    }
     Note(Kind::kReady, tensor, at_ns, at_ns);
     const size_t from = starts->size();
     dispatcher_.Ready(tensor, starts);

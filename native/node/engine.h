@@ -89,16 +89,18 @@ class Engine {
 
     // -- the node, under its lock --------------------------------------------------------------------
 
-    bool Has(uint32_t node_tensor) const { return node_tensor >= firsts_.front() && node_tensor < firsts_.back(); }
     uint32_t FirstOf(uint32_t message) const { return firsts_[message]; }
     bool IsTwoPhase(uint32_t message) const { return dispatcher_.schedule().messages[message].two_phase; }
+    // Whether it has no gradient in this iteration.
+    bool IsQuiet(uint32_t message) const { return quiet_[message]; }
     bool IsUnderWay() const { return under_way_ > 0; }
 
     // Facts. `starts`: messages to start now, for each of which the node calls Starting and then hands
     // it over, or releases it where it is in its second phase.
     void OnBegin(int64_t iteration);
-    // Returns false if there is no such tensor, or if it was ready before in this iteration.
-    bool OnReady(uint32_t tensor, int64_t at_ns, Dispatcher::Starts* starts);
+    // Returns false if there is no such tensor, or if it was ready before in this iteration. lacks: it has no gradient, and
+    // what carries it goes without.
+    bool OnReady(uint32_t tensor, int64_t at_ns, bool lacks, Dispatcher::Starts* starts);
     void OnSent(uint32_t node_tensor, Dispatcher::Starts* starts);
     void OnDone(uint32_t node_tensor, Dispatcher::Starts* starts);
     // `message` is about to be started. Returns whether that is its second phase.
@@ -125,6 +127,7 @@ class Engine {
     const bool forwards_, keeps_log_;
     std::vector<uint32_t> messages_of_;  // of each tensor: how many messages carry it
     std::vector<uint32_t> lacks_;        // of each message: tensors that are not ready, as the owner knows
+    std::vector<bool> quiet_;            // of each message
 
     int64_t iteration_ = -1;
     uint32_t under_way_ = 0;  // messages that the node has

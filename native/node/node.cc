@@ -234,9 +234,9 @@ void Node::Begin(int64_t iteration) {
     SubmitSoon(BeginCommand{iteration}, 0);  // runs with the first gradient that starts something
 }
 
-int64_t Node::Ready(uint32_t tensor) {
+int64_t Node::Ready(uint32_t tensor, bool lacks) {
     const int64_t now = Now();
-    SubmitSoon(ReadyCommand{tensor, now}, awaited_->Completes(tensor));
+    SubmitSoon(ReadyCommand{tensor, now, lacks}, awaited_->Completes(tensor));
     return now;
 }
 

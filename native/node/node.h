@@ -180,9 +180,9 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void CarryOut(std::shared_ptr<Engine> engine);
     // A new iteration of the plan; all messages of the one before have arrived.
     void Begin(int64_t iteration);
-    // The gradient of a tensor of the plan is in its memory. Returns the time, in ns of the monotonic
-    // clock.
-    int64_t Ready(uint32_t tensor);
+    // The gradient of a tensor of the plan is in its memory, or it has none in this iteration (`lacks`), where servers
+    // update it. Returns the time, in ns of the monotonic clock.
+    int64_t Ready(uint32_t tensor, bool lacks = false);
     // No more gradients follow for now: what is ready is sent at once.
     void Flush();
     // Engine::Wait, for a thread that has nothing else to do: it sends what is ready at once.
@@ -235,6 +235,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
         bool given = false;            // what this rank gives is on its way
         std::unique_ptr<uint8_t[]> scratch;  // this host's sum, where the worker here does not get the result
         bool under_way = false, notify = false, notify_sent = false, held = false;
+        bool by_engine = false;  // the plan has started it, and hears of it
         uint32_t iteration = 0;  // of the push under way
         uint32_t pushes = 0;
         uint32_t unsent = 0, unreceived = 0;  // packets
@@ -256,7 +257,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
         uint32_t tensor = 0;
         bool notify = false, notify_sent = false;
         uint16_t flags = 0;
-        bool held = false;
+        bool held = false, by_engine = false;
     };
     struct StartCommand {
         DefineCommand define;
@@ -301,6 +302,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     struct ReadyCommand {
         uint32_t tensor = 0;
         int64_t at_ns = 0;
+        bool lacks = false;
     };
     using Command = std::variant<DialCommand, DefineCommand, PushCommand, StartCommand, ReleaseCommand, SetRuleCommand,
                                  ForgetCommand, AbortCommand, SendCommand, ReceiveCommand, ExchangeCommand, CarryOutCommand, BeginCommand, ReadyCommand>;

@@ -77,7 +77,7 @@ void Node::Do(const BeginCommand& command) {
 
 void Node::Do(const ReadyCommand& command) {
     if (failed_) return;
-    if (!engine_->OnReady(command.tensor, command.at_ns, &to_start_)) {
+    if (!engine_->OnReady(command.tensor, command.at_ns, command.lacks, &to_start_)) {
         Fail({Code::kProtocol, options_.rank, -1,
               "gradient " + std::to_string(command.tensor) + " is not one of the plan's, became ready twice, or before the first iteration"});
         return;
@@ -93,7 +93,8 @@ void Node::StartMessages() {
             if (is_second) {
                 Do(ReleaseCommand{tensor});
             } else {
-                Do(PushCommand{tensor, true, true, 0, engine_->IsTwoPhase(message)});
+                const uint16_t flags = engine_->IsQuiet(message) ? kFlagQuiet : 0;
+                Do(PushCommand{tensor, true, true, flags, engine_->IsTwoPhase(message), true});
             }
         }
     }
@@ -226,7 +227,7 @@ void Node::Do(const SetRuleCommand& command) {
 }
 
 void Node::Do(const PushCommand& command) {
-    const auto& [tensor, notify, notify_sent, flags, held] = command;
+    const auto& [tensor, notify, notify_sent, flags, held, by_engine] = command;
     if (failed_) return;
     const auto found = tensors_.find(tensor);
     if (found == tensors_.end() || found->second.under_way || found->second.ways_left != 0) {
@@ -262,6 +263,7 @@ void Node::Do(const PushCommand& command) {
     state.held = held;
     state.notify = notify;
     state.notify_sent = notify_sent;
+    state.by_engine = by_engine;
     if (state.shared) {
         PushShared(tensor, state);
     } else {
@@ -328,7 +330,7 @@ void Node::Do(const ReleaseCommand& command) {
 // The worker's part has left, or need not be waited for.
 void Node::Sent(uint32_t tensor, Tensor& state) {
     state.notify_sent = false;
-    if (engine_ && engine_->Has(tensor)) {
+    if (state.by_engine) {
         ended_.push_back(~static_cast<int64_t>(tensor));
         return;
     }
@@ -350,7 +352,7 @@ void Node::Settle(uint32_t tensor, Tensor& state) {
         defined_bytes_ -= state.needed_bytes;
         over_.push_back(tensor);
     }
-    if (engine_ && engine_->Has(tensor)) {
+    if (state.by_engine) {
         ended_.push_back(tensor);
         return;
     }

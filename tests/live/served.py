@@ -18,6 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gradlane
 from gradlane.compare.demo import SIDE, Digits
 from gradlane.core.launch_options import LaunchOptions
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.startup.options import set_launched
 from tests.live.cases import differences
@@ -127,7 +129,19 @@ def at_their_own_pace(rank: int, world: int, steps: int, staleness: int | None) 
     return sum(losses[:5]) / 5, sum(losses[-5:]) / 5
 
 
-def resumed(rank: int, world: int, with_adam: bool) -> list[str]:
+def sent(rank: int, world: int, policy: Policy) -> tuple[Plan, list[Any]]:
+    """The plan of three steps without a bound, and what was sent when in the last of them."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    with gradlane.attach_to_servers(model, optimizer, policy=policy, staleness=None, packet_bytes=64, timeout=20) as session:
+        for _ in range(3):
+            _step(model, optimizer, model.batch(generator))
+        model.state_dict()  # which waits for the last values
+        return session.plan, [span for span in session._values.spans() if span[0] == "send"]
+
+
+def resumed(rank: int, world: int, with_adam: bool, **options: Any) -> list[str]:
     """Six steps in one session, beside three, a checkpoint, and three more in another with a fresh model and optimizer: what
     differs at the end."""
 
@@ -138,11 +152,11 @@ def resumed(rank: int, world: int, with_adam: bool) -> list[str]:
 
     batches = [Mlp.batch(torch.Generator().manual_seed(10 * step + rank)) for step in range(6)]
     whole = fresh(1)
-    with gradlane.attach_to_servers(*whole, timeout=20):
+    with gradlane.attach_to_servers(*whole, timeout=20, **options):
         for batch in batches:
             _step(*whole, batch)
     first = fresh(1)
-    with gradlane.attach_to_servers(*first, timeout=20) as session:
+    with gradlane.attach_to_servers(*first, timeout=20, **options) as session:
         for batch in batches[:3]:
             _step(*first, batch)
         session.fetch_optimizer_state()
@@ -152,18 +166,18 @@ def resumed(rank: int, world: int, with_adam: bool) -> list[str]:
     if rank == 0:  # the others need not read it
         second[0].load_state_dict(saved[0])
     second[1].load_state_dict(saved[1])
-    with gradlane.attach_to_servers(*second, timeout=20):
+    with gradlane.attach_to_servers(*second, timeout=20, **options):
         for batch in batches[3:]:
             _step(*second, batch)
     return differences(bits(*whole), bits(*second))
 
 
-def afterwards(rank: int, world: int, staleness: int | None, steps: int) -> dict[str, torch.Tensor]:
+def afterwards(rank: int, world: int, staleness: int | None, steps: int, **options: Any) -> dict[str, torch.Tensor]:
     """Parameters and the optimizer's state when all have closed, where no two ranks made as many steps or at one time."""
     model = Mlp()
     optimizer = adam(model)
     generator = torch.Generator().manual_seed(rank)
-    with gradlane.attach_to_servers(model, optimizer, staleness=staleness, timeout=20):
+    with gradlane.attach_to_servers(model, optimizer, staleness=staleness, timeout=20, **options):
         for _ in range(steps if staleness is not None else steps * (1 + rank)):
             _step(model, optimizer, model.batch(generator))
     return bits(model, optimizer)
@@ -225,7 +239,17 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
     elif how == "ranks differ":
         options = {"staleness": rank}
     elif how == "launched policy":
-        set_launched(LaunchOptions(policy="p3"))
+        set_launched(LaunchOptions(policy="prophet"))
+    elif how == "policy that merges":
+        options = {"policy": "ddp"}
+    elif how == "policy with lanes":
+        options = {"policy": "geryon"}
+    elif how == "policy of several":
+        options = {"policy": "auto"}
+    elif how == "launched plan":
+        set_launched(LaunchOptions(plan="plan.json"))
+    elif how == "policies differ":
+        options = {"policy": ("mercury", "p3")[rank]}
     elif how == "launched backend":
         set_launched(LaunchOptions(backend="all-reduce"))
     elif how == "launched verify":

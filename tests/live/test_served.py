@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradlane import policies
 from gradlane.transport import UNBOUNDED, Adam, Node, NodeOptions, Sgd
 from tests.commands import ROOT, gradlane
 from tests.live.cases import differences
@@ -16,6 +17,13 @@ from tests.live.test_serving import Served
 pytestmark = pytest.mark.matrix
 
 PATIENCE_S = 20
+# of Mlp's parameters of 12 to 1,024 bytes some are cut
+POLICIES = [
+    *(policies.get(name) for name in ("wfbp", "tictac", "mercury-no-preemption")),
+    policies.get("p3", slice_bytes=256),
+    policies.get("bytescheduler", partition_bytes=256, credit_bytes=512),
+    policies.get("bytescheduler", partition_bytes=200, credit_bytes=400, pulls="arrival"),
+]
 
 
 def bits_after(rule: Any, first: torch.Tensor, gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -119,6 +127,26 @@ def test_in_step_a_loop_gives_what_ddp_gives(two_ranks, name):
     assert two_ranks.run("tests.live.served:compare", name=name) == [[], []]
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("name", ["a_branch_left_out_by_one_rank_only", "two_optimizers", "accumulation_with_no_sync"])
+def test_under_every_policy_that_sends_each_parameter_by_itself_a_loop_gives_what_ddp_gives(two_ranks, name, policy):
+    assert two_ranks.run("tests.live.served:compare", name=name, policy=policy) == [[], []]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_a_policy_is_carried_out_without_a_bound_too(two_ranks, policy):
+    for plan, spans in two_ranks.run("tests.live.served:sent", policy=policy):
+        assert plan.policy == policy.name
+        assert sorted(message for _, _, message, _, _ in spans) == list(range(len(plan.messages)))
+        (lane,) = plan.lanes
+        size = [message.size_bytes for message in plan.messages]
+        for _, _, message, start, _ in spans if lane.window_bytes is not None else ():
+            others = sum(size[other] for _, _, other, begun, ended in spans if other != message and begun <= start < ended)
+            assert others == 0 or others + size[message] <= lane.window_bytes
+    zero, one = two_ranks.run("tests.live.served:afterwards", staleness=None, steps=5, policy=policy)
+    assert differences(zero, one) == []
+
+
 def test_gradients_that_are_never_zeroed_add_up_as_under_ddp_but_for_rounding(two_ranks):
     found = two_ranks.run("tests.live.served:compare", name="gradients_never_zeroed", roughly=True)
     assert found == [[], []]
@@ -126,7 +154,8 @@ def test_gradients_that_are_never_zeroed_add_up_as_under_ddp_but_for_rounding(tw
 
 @pytest.mark.parametrize("with_adam", [False, True], ids=["momentum", "adam"])
 def test_a_job_goes_on_from_a_checkpoint_of_the_servers_state_bit_for_bit(two_ranks, with_adam):
-    assert two_ranks.run("tests.live.served:resumed", with_adam=with_adam) == [[], []]
+    for options in ({}, {"policy": POLICIES[-1]}):
+        assert two_ranks.run("tests.live.served:resumed", with_adam=with_adam, **options) == [[], []]
 
 
 @pytest.mark.parametrize("staleness", [0, 2, None])
@@ -190,7 +219,12 @@ ATTACHED = {
     "buffers": ("InputError", "broadcast_buffers"),
     "order": ("InputError", "summation_order"),
     "negative": ("InputError", "staleness"),
-    "launched policy": ("InputError", "the launcher gave a policy"),
+    "launched policy": ("InputError", "got prophet, which plans from measured times, expected one that plans from sizes"),
+    "policy that merges": ("InputError", "got ddp, whose messages are not all parts of one parameter in one lane"),
+    "policy with lanes": ("InputError", "got geryon, whose messages are not all parts of one parameter in one lane"),
+    "policy of several": ("InputError", "got auto, which tries plans in a running job"),
+    "policies differ": ("MismatchError", "ranks disagree on policy"),
+    "launched plan": ("InputError", "the launcher gave a plan"),
     "launched backend": ("InputError", "backend: got 'all-reduce'"),
     "launched verify": ("InputError", "the launcher gave --verify"),
     "launched check of gradients": ("InputError", "the launcher gave --check-finite"),

@@ -49,6 +49,8 @@ def get(name: str, **knobs: Any) -> Policy:
     if is_own(name):
         return _own(name, knobs)
     if name != Searched.name:
+        if name == AUTO:
+            raise InputError(f"policy: got {AUTO}, which tries plans in a running job; expected one of {', '.join(names())}")
         if name not in policies.names():
             raise InputError(
                 f"policy: got {name!r}{did_you_mean(name, (*names(), AUTO))}, expected one of {', '.join(names())}; or a class "

@@ -97,6 +97,10 @@ class NodeEngine:
         """Iteration `iteration` begins; every message of the one before has arrived."""
         self._node.begin(iteration)
 
+    def lacks(self, tensor: int) -> None:
+        """`tensor`, which servers update, has no gradient in this iteration: its messages go without."""
+        self._node.lacks(tensor)
+
     def flush(self) -> None:
         """No more gradients follow for now: what is ready is sent at once, and not with what follows."""
         self._node.flush()

@@ -256,15 +256,25 @@ class Node:
         )
 
     def define_updated(
-        self, tensor: int, address: int, size_bytes: int, rule: Rule, *, staleness: int, group: int, priority: int = 0
+        self,
+        tensor: int,
+        address: int,
+        size_bytes: int,
+        rule: Rule,
+        *,
+        staleness: int,
+        group: int,
+        wire: Wire = "packet-priority",
+        priority: int = 0,
     ) -> None:
         """Register a float32 tensor whose parameters the servers keep and update.
 
         Workers push gradients from its memory and receive parameters in it. The first push sends
-        initial parameters; rank 0's count. Packets go by priority (0 first).
+        initial parameters; rank 0's count.
 
         Args:
             tensor, address, size_bytes, priority: as `define`.
+            wire: as in `Plan.wire`, but that servers return each packet as soon as it is updated.
             rule: the optimizer, which decides what servers store; its numbers are set for the whole
                 `group`.
             staleness: 0: a server sums an iteration's gradients and updates once. k: it updates with each gradient as it comes.
@@ -279,7 +289,8 @@ class Node:
             address,
             size_bytes,
             DTYPES["float32"],
-            urgent_first=True,
+            urgent_first=wire == "packet-priority",
+            urgent_sums=wire == "pull-priority",
             priority=priority,
             update=rule.kind,
             staleness=staleness,

@@ -13,6 +13,8 @@ import gradlane
 from gradlane.core.backends import SummationOrder
 from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
+from gradlane.core.plan import Plan
+from gradlane.core.policy import Policy
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.copies import copy_from
@@ -21,6 +23,7 @@ from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.iterations import ServedIterations
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
+from gradlane.live.remote_update.plans import sending_plan
 from gradlane.live.remote_update.session import ServedSession
 from gradlane.live.remote_update.states import place_states
 from gradlane.live.remote_update.values import Values
@@ -40,6 +43,7 @@ def attach_to_servers(
     model: torch.nn.Module,
     optimizer: Optimizers,
     *,
+    policy: str | Policy | None = None,
     staleness: int | None = 0,
     servers: int = 0,
     packet_bytes: int | None = None,
@@ -62,6 +66,9 @@ def attach_to_servers(
         optimizer: torch.optim.SGD, Adam or AdamW, one or several. Rank 0's state, if there is any,
             goes to the servers. Its options, such as the learning rate, may change between `step()`
             and the next backward pass.
+        policy: a name, or a policy of your own, whose messages are parts of one parameter each: "mercury" (None),
+            "mercury-no-preemption", "wfbp", "tictac", "p3" or "bytescheduler" (§6.1). Nothing is measured, so that it
+            plans with sizes and the order of use alone. Servers update and return packet by packet under all of them.
         staleness: 0 trains in step: the gradients of all ranks are averaged for one update, as
             under DDP. With k > 0 a rank may be up to k iterations ahead of the slowest, with None
             any number. Each rank's gradient is then applied by itself when it arrives, with that
@@ -89,7 +96,7 @@ def attach_to_servers(
     """
     require_process_group()
     options = AttachOptions.of(
-        None, _keywords(packet_bytes, summation_order, servers, timeout, stall_timeout), _accepted(launched())
+        policy or "mercury", _keywords(packet_bytes, summation_order, servers, timeout, stall_timeout), _accepted(launched())
     )
     _check(staleness, options.carrier, broadcast_buffers)
     if ignored_in(model):
@@ -100,7 +107,8 @@ def attach_to_servers(
     use_console()
     job = _float32_on_the_host(job_of(model, optimizer, process_group, options.stepping.timeout))
     groups = ParameterGroups(job.optimizers, job.params)
-    terms = _terms(job, options.carrier, groups, staleness, broadcast_buffers)
+    plan = sending_plan(options.policy, job)
+    terms = _terms(job, plan, options.carrier, groups, staleness, broadcast_buffers)
     params = [param for _, param in job.params]
     roll, coordination = meet(job, options.stepping.stall_timeout)
     await_others = coordination.failures.collective
@@ -111,7 +119,7 @@ def attach_to_servers(
         node = await_others(lambda: _node(job, options, terms, roll.store), "the connections")
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness
-        values = Values(node, params, _members(job, groups), groups.rules(), bound, job.timeout_s)
+        values = Values(node, plan, params, _members(job, groups), groups.rules(), bound, job.timeout_s)
         states = _states(job, groups)
         if any(states):
             place_states(states, params, values)
@@ -124,6 +132,7 @@ def attach_to_servers(
     coordination.channel.close()  # from here on the node tells what becomes of the others
     iterations = ServedIterations(
         model, job.params, job.optimizers, groups, values, rank=job.rank, global_rank=job.global_rank,
+        crosses_barrier=plan.crosses_barrier,
         scale=1.0 / job.world if staleness == 0 else 1.0, staleness=staleness, buffers=buffers,
     )  # fmt: skip
     session = ServedSession(iterations, values, after_close=forget)
@@ -176,17 +185,24 @@ def _states(job: Job, groups: ParameterGroups) -> list[dict[str, Any]]:
 
 
 def _terms(
-    job: Job, carrier: CarrierOptions, groups: ParameterGroups, staleness: int | None, broadcast_buffers: bool | None
+    job: Job,
+    plan: Plan,
+    carrier: CarrierOptions,
+    groups: ParameterGroups,
+    staleness: int | None,
+    broadcast_buffers: bool | None,
 ) -> handshake.Terms:
     return handshake.Terms(
         gradlane=gradlane.__version__,
         torch=str(torch.__version__),
         world_size=job.world,
-        policy="updates on the servers",
+        policy=plan.policy,
         backend="server",
         order="none",
         optimizers=tuple(type(one).__name__ for one in job.optimizers),
         options={
+            "updates": "on the servers",
+            "plan": plan.fingerprint,
             "staleness": staleness,
             "servers": carrier.servers,
             "packet_bytes": carrier.packet_bytes,
@@ -233,11 +249,11 @@ def _accepted(launched: LaunchOptions) -> LaunchOptions:
     """`launched`, if every option in it can be honoured here. Raises `InputError` for one that
     cannot.
     """
-    for name in ("policy", "plan", "network", "timeline", "profile"):
+    for name in ("plan", "network", "timeline", "profile"):
         if getattr(launched, name) is not None:
             raise InputError(
-                f"the launcher gave a {name}, and this script updates on its servers: the wire's priority decides there and "
-                f"nothing is recorded; launch it without --{name}"
+                f"the launcher gave a {name}, and this script updates on its servers, where policies plan from sizes alone "
+                f"and nothing is recorded; launch it without --{name}"
             )
     for name in ("verify", "check_finite"):
         if getattr(launched, name):

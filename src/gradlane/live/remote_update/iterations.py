@@ -49,6 +49,8 @@ class ServedIterations:
         groups: of `optimizers`.
         values: the servers' parameters.
         rank, global_rank: of this process in its group, and in the whole job.
+        crosses_barrier: whether each layer of the next forward pass waits for its own parameters alone, rather than
+            `step()` for all.
         scale: factor for each gradient before it is sent: 1 / ranks if ranks run in step, else 1.
         staleness: as for `attach_to_servers`.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
@@ -64,6 +66,7 @@ class ServedIterations:
         *,
         rank: int,
         global_rank: int,
+        crosses_barrier: bool,
         scale: float,
         staleness: int | None,
         buffers: Broadcasts | None,
@@ -74,7 +77,7 @@ class ServedIterations:
         self.tracked = [Tracked(name, param, tensor) for tensor, (name, param) in enumerate(params)]
         self._of = {id(tracked.param): tracked for tracked in self.tracked}
         self._groups, self._values = groups, values
-        self._scale, self.buffers = scale, buffers
+        self._scale, self.buffers, self._crosses_barrier = scale, buffers, crosses_barrier
         self.iteration = -1
         self.failure: JobError | None = None
         self._sent: list[SentGradient | None] = [None] * len(params)
@@ -154,6 +157,7 @@ class ServedIterations:
         self._rules = self._groups.rules()
         self._values.set_rules(self._rules)
         self.iteration += 1
+        self._values.begin(self.iteration)
         self._updates.begin(self.tracked, ())
         if self._has_states:
             self._has_states = False
@@ -207,6 +211,7 @@ class ServedIterations:
             else:
                 self._values.send_none(tracked.tensor)
                 tracked.happens(Event.LACK)
+        self._values.flush()
         self.passes.backward_ended()
         self._updates.end(self.tracked)
 
@@ -251,7 +256,11 @@ class ServedIterations:
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._updates.stepped()
         self._updates.make(
-            [tracked for tracked in self._updates if tracked.unguarded or self._values.has_arrived(tracked.tensor)]
+            [
+                tracked
+                for tracked in self._updates
+                if not self._crosses_barrier or tracked.unguarded or self._values.has_arrived(tracked.tensor)
+            ]
         )
 
     # -- values ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from gradlane.core.plan import Plan
 from gradlane.live.remote_update.iterations import ServedIterations
 from gradlane.live.remote_update.values import Values
 
@@ -29,6 +30,11 @@ class ServedSession:
         self._iterations, self._values, self._after_close = iterations, values, after_close
         self._passes = iterations.passes
         self.model, self.rank, self.staleness = self._passes.model, iterations.rank, iterations.staleness
+
+    @property
+    def plan(self) -> Plan:
+        """In which messages gradients go out and parameters come back."""
+        return self._values.plan
 
     @property
     def iteration(self) -> int:

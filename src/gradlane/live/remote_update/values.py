@@ -1,8 +1,8 @@
 """Values: a worker's access to the parameters and optimizer state that servers keep.
 
-Each parameter is a tensor of the node (`gradlane.transport.Node`) and has a slot. This piece of memory holds the worker's
-gradient until it is sent, and the new parameters once they are received. There is no thread here: the node's I/O thread moves
-the bytes, and a caller that needs a value blocks in the node.
+Each parameter has a slot. This piece of memory holds the worker's gradient until it is sent, and the new parameters once they
+are received. A plan says in which messages they travel, each a tensor of the node (`gradlane.transport.Node`). There is no
+thread here: the node carries out the plan, and a caller that needs a value blocks in the node.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Sequence
 
 import torch
 
-from gradlane.errors import JobError
+from gradlane.core.plan import Plan
+from gradlane.core.timeline import Kind
+from gradlane.errors import CommunicationError, JobError
 from gradlane.live.backends.gradient_buffers import GradientBuffers
-from gradlane.transport import Node, Part, Rule
+from gradlane.transport import MessageMemory, Node, NodeEngine, Part, Rule
 
 _FOR_EVER_S = 10**6.0
 
@@ -43,6 +45,8 @@ class Values:
 
     Args:
         node: connected, without tensors so far.
+        plan: in which messages `params` travel, each a part of one of them. Its tensors are `params` from the last to the
+            first.
         params: the most urgent first.
         groups: for each of `params` the index of its parameter group.
         rules: for each parameter group the update rule.
@@ -52,11 +56,13 @@ class Values:
 
     Attributes:
         slots: the memory of each tensor, in the parameter's shape.
+        plan: as given.
     """
 
     def __init__(
         self,
         node: Node,
+        plan: Plan,
         params: Sequence[torch.nn.Parameter],
         groups: Sequence[int],
         rules: Sequence[Rule],
@@ -68,27 +74,37 @@ class Values:
         self._parts = [rules[group].parts for group in groups]
         self._rules: list[Rule | None] = [None] * len(rules)
         self.slots = GradientBuffers(params).slots
-        for tensor, (slot, group) in enumerate(zip(self.slots, groups, strict=True)):
+        self._last = len(params) - 1
+        self._messages = plan.messages_by_tensor[::-1]  # of each tensor
+        memory = []
+        for index, message in enumerate(plan.messages):
+            (piece,) = message.slices
+            tensor = self._last - piece.tensor
+            address = self.slots[tensor].data_ptr() + piece.offset_bytes
+            memory.append(MessageMemory(address, ()))
             node.define_updated(
-                tensor,
-                slot.data_ptr(),
-                slot.numel() * slot.element_size(),
-                rules[group],
+                index,
+                address,
+                piece.size_bytes,
+                rules[groups[tensor]],
                 staleness=staleness,
-                group=group,
-                priority=tensor,
+                group=groups[tensor],
+                wire=plan.wire,
+                priority=message.priority,
             )
-        self._meeting = torch.zeros(1, device="cpu")
-        node.define(len(params), self._meeting.data_ptr(), 4, "float32")
+        self._meeting, self._meeting_id = torch.zeros(1, device="cpu"), len(plan.messages)
+        node.define(self._meeting_id, self._meeting.data_ptr(), 4, "float32")
         with torch.no_grad():
             torch._foreach_copy_(self.slots, [param.detach() for param in params])
-        for tensor in range(len(params)):
-            node.push(tensor, notify=False)
+        for index in range(len(plan.messages)):
+            node.push(index, notify=False)
         self._wait_for_all()
+        self.plan, self._engine = plan, NodeEngine(node, plan, memory, 0)
 
     def _wait_for_all(self) -> None:
-        for tensor in range(len(self.slots)):
-            self._node.wait(tensor, self._timeout_s)
+        for messages in self._messages:
+            for index in messages:
+                self._node.wait(index, self._timeout_s)
 
     def _tensors_with(self, part: Part) -> list[int]:
         return [tensor for tensor, parts in enumerate(self._parts) if part == "parameters" or part in parts]
@@ -105,7 +121,8 @@ class Values:
         with torch.no_grad():
             for tensor in tensors:
                 self.slots[tensor].copy_(values[tensor])
-                self._node.place(tensor, part)
+                for index in self._messages[tensor]:
+                    self._node.place(index, part)
         self._wait_for_all()
 
     def fetch(self, part: Part) -> dict[int, torch.Tensor]:
@@ -114,7 +131,8 @@ class Values:
         """
         tensors = self._tensors_with(part)
         for tensor in tensors:
-            self._node.fetch(tensor, part)
+            for index in self._messages[tensor]:
+                self._node.fetch(index, part)
         self._wait_for_all()
         return {tensor: self.slots[tensor].clone() for tensor in tensors}
 
@@ -137,23 +155,46 @@ class Values:
             self._node.set_rule(group, rule)
             self._rules[group] = rule
 
+    def begin(self, iteration: int) -> None:
+        """Iteration `iteration` begins. No tensor may be in flight."""
+        self._engine.begin(iteration)
+
     def send(self, tensor: int) -> None:
-        """Send this worker's gradient, which is in slot `tensor`; the new parameters will arrive
-        there.
+        """Send this worker's gradient, which is in slot `tensor`, when the plan has it go; the new
+        parameters will arrive there.
         """
-        self._node.push(tensor, notify=False)
+        self._engine.ready((self._last - tensor,))
 
     def send_none(self, tensor: int) -> None:
         """Tell the servers that this worker has no gradient for `tensor` in this iteration."""
-        self._node.push(tensor, notify=False, quiet=True)
+        self._engine.lacks(self._last - tensor)
+
+    def flush(self) -> None:
+        """Every tensor of this iteration was sent: nothing waits for others to go with it."""
+        self._engine.flush()
 
     def has_arrived(self, tensor: int) -> bool:
-        """Whether the new parameters are in slot `tensor`, without waiting."""
-        return self._node.is_done(tensor)
+        """Whether the new parameters of this iteration are in slot `tensor`, without waiting."""
+        return self._engine.has_arrived(self._last - tensor)
 
     def wait_for(self, tensor: int) -> None:
-        """Wait until the new parameters are in slot `tensor`."""
-        self._node.wait(tensor, self._timeout_s)
+        """Wait until the new parameters of this iteration are in slot `tensor`."""
+        if self.has_arrived(tensor):
+            return
+        seen = self._engine.interruptions  # before the look at failures: one that comes after it ends the wait
+        self._node.check()
+        if not self._engine.wait(self._last - tensor, seen, self._timeout_s):
+            self._node.check()
+            late = (
+                f"new parameters did not come within {self._timeout_s:.0f} s; {self._engine.describe_state()}; is another rank "
+                "slow, or gone?"
+            )
+            self._engine.abandon(late)
+            raise CommunicationError(late)
+
+    def spans(self) -> list[tuple[Kind, int, int, int, int]]:
+        """What was sent and came when in the last iteration, as `NodeEngine.spans`."""
+        return self._engine.spans(last=True)
 
     def failure(self) -> JobError | None:
         """The error that ended the job, on this rank or another; None while it runs."""
@@ -180,8 +221,8 @@ class Values:
         A worker that left sooner would take away its server and its gradients, which others still
         need.
         """
-        self._node.push(len(self.slots), notify=False)
-        self._node.wait(len(self.slots), _FOR_EVER_S)
+        self._node.push(self._meeting_id, notify=False)
+        self._node.wait(self._meeting_id, _FOR_EVER_S)
 
     def close(self) -> None:
         """Close the connections."""
