@@ -62,7 +62,7 @@ def of_stack(python: str, net: str, policy: str, backend: str) -> list[str]:
 
     policy "torch-ddp": plain DistributedDataParallel; the backend is ignored. backend "any": none is named.
     """
-    return [python, __file__, "--rank", net, policy, backend]
+    return [python, "-m", "bench.versions", "--rank", net, policy, backend]
 
 
 class Arm:
