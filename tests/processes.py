@@ -62,7 +62,7 @@ def ended() -> Iterator[None]:
 
 
 def of_sessions(leaders: set[int]) -> list[int]:
-    """The processes that run in the sessions of `leaders`, whoever is their parent."""
+    """The processes in the sessions of `leaders`. Their parents may have ended."""
     return [number for number, (state, _, _, session, *_) in _fields() if int(session) in leaders and state != "Z"]
 
 

@@ -107,9 +107,11 @@ void Engine::OnBegin(int64_t iteration) {
 
 bool Engine::OnReady(uint32_t tensor, int64_t at_ns, bool lacks, Dispatcher::Starts* starts) {
     if (spans_.empty() || tensor >= tensors() || dispatcher_.IsReady(tensor)) return false;
-    for (const uint32_t message : dispatcher_.WaitersOf(tensor)) {
-        const auto& carried = carried_[message];
-        if (lacks && std::find(carried.begin(), carried.end(), tensor) != carried.end()) quiet_[message] = true;
+    if (lacks) {
+        for (const uint32_t message : dispatcher_.WaitersOf(tensor)) {
+            const auto& carried = carried_[message];
+            if (std::find(carried.begin(), carried.end(), tensor) != carried.end()) quiet_[message] = true;
+        }
     }
     Note(Kind::kReady, tensor, at_ns, at_ns);
     const size_t from = starts->size();

@@ -25,7 +25,7 @@ from gradlane.core.plan import Message, Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
-from gradlane.errors import CommunicationError, GradlaneError, InputError, JobError, MismatchError, PlanError
+from gradlane.errors import GradlaneError, InputError, JobError, MismatchError, PlanError
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.plugin.meeting import Meeting, Store
@@ -149,16 +149,7 @@ class Averaging:
             if missing:
                 raise InputError(f"{missing[0]}: it was not handed over in iteration {self._iteration}, expected every tensor")
             start_ns = time.monotonic_ns()
-            seen = self._engine.interruptions  # before the look at failures: one that comes after it ends the wait
-            self._node.check()
-            if not self._engine.wait(None, seen, self._timeout_s):
-                self._node.check()
-                late = (
-                    f"iteration {self._iteration}: not all sums came within {self._timeout_s:.0f} s; "
-                    f"{self._engine.describe_state()}; is another rank slow, or gone?"
-                )
-                self._engine.abandon(late)
-                raise CommunicationError(late)
+            self._engine.wait_or_fail(None, self._timeout_s, f"iteration {self._iteration}: not all sums came")
             self._spans = [
                 *self._spans[1 - _KEPT :],
                 Span("wait", self._iteration, -1, start_ns, time.monotonic_ns()),

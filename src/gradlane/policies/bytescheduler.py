@@ -39,7 +39,7 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     Attributes:
         partition_bytes: the largest slice.
         credit_bytes: how many bytes may be unfinished.
-        pulls: "priority" or "arrival", the order in which servers return sums.
+        pulls: the order in which servers return sums, "priority" or "arrival".
     """
 
     name: ClassVar[str] = "bytescheduler"

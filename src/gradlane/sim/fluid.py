@@ -133,10 +133,8 @@ class FluidFabric:
     def ask(self, now_ns: int, rank: int, message: int) -> None:
         assert now_ns == self._now, "a second half begins when a first half or another second half ends"
         stream, flow = self._unasked.pop((rank, message))
-        plan = self._jobs[rank].plan
         # the sum is handed over now: among equals, sums leave in the order in which they were asked for
-        flow.key = run_key(plan.wire, plan.messages[message].priority, self._numbers, is_sum=True)
-        self._return(stream, flow)
+        self._return(stream, flow, self._numbers)
         self._rates_until = -1
 
     def next_ns(self) -> int:
@@ -192,9 +190,7 @@ class FluidFabric:
                 notices.append(Notice(to_ns, flow.rank, flow.message, False))
                 flow.released = flow.by_packet
                 if not flow.by_packet and (flow.rank, flow.message) not in self._unasked:
-                    plan, number = self._jobs[flow.rank].plan, flow.key[1]
-                    flow.key = run_key(plan.wire, plan.messages[flow.message].priority, number, is_sum=True)
-                    self._return(stream, flow)
+                    self._return(stream, flow, flow.key[1])
         ended = [flow for _, flow in heads if flow.released and not flow.waits]
         for stream in self._streams.values():
             while stream.pulling and not stream.pulling[0][1].backlog:
@@ -205,11 +201,12 @@ class FluidFabric:
                     ended.append(flow)
         return notices + [Notice(to_ns, flow.rank, flow.message, True) for flow in ended]
 
-    def _return(self, stream: _Connection, flow: _Flow) -> None:
+    def _return(self, stream: _Connection, flow: _Flow, number: int) -> None:
         """The servers have all of `flow`, which is returned whole: they sum it, update parameters,
-        and return it.
+        and return it. `number` is that of its key.
         """
-        cluster = self._cluster
+        cluster, plan = self._cluster, self._jobs[flow.rank].plan
+        flow.key = run_key(plan.wire, plan.messages[flow.message].priority, number, is_sum=True)
         delay_ns = cluster.startup_ns
         # each server has its share; those of the other workers were summed as they came
         for rate in (cluster.sum_bytes_per_second, cluster.update_bytes_per_second):

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 from gradlane.core.plan import Plan, returns_whole
 from gradlane.core.records.dispatch_log import Fact, Log, What
 from gradlane.core.timeline import Kind
+from gradlane.errors import CommunicationError
 from gradlane.schedule.dispatcher import describe_state
 from gradlane.schedule.native import native_schedule
 from gradlane.transport.node import DTYPES, Node
@@ -78,7 +79,7 @@ class NodeEngine:
         keeps_log: bool = False,
     ) -> None:
         self.plan = plan
-        self._node = node.native
+        self._owner, self._node = node, node.native
         self.ready = self._node.ready  # bound once: called for every few gradients
         self._keeps_log = keeps_log
         self._messages_of = plan.messages_by_tensor
@@ -176,6 +177,25 @@ class NodeEngine:
         """
         awaited = _EVERYTHING if tensor is None else tensor
         return self._engine.wait(self._node, awaited, interruptions, max(0, round(timeout_s * 1000)))
+
+    def wait_or_fail(self, tensor: int | None, timeout_s: float, late: str) -> None:
+        """Wait until `tensor` has arrived, or with None everything.
+
+        Args:
+            tensor, timeout_s: as for `wait`.
+            late: what has happened where it does not arrive, for the error.
+
+        Raises:
+            CommunicationError: after `timeout_s`; this ends the job, as `abandon` does.
+            JobError: the node's failure.
+        """
+        seen = self.interruptions  # before the look at failures: one that comes after it ends the wait
+        self._owner.check()
+        if not self.wait(tensor, seen, timeout_s):
+            self._owner.check()
+            text = f"{late} within {timeout_s:.0f} s; {self.describe_state()}; is another rank slow, or gone?"
+            self.abandon(text)
+            raise CommunicationError(text)
 
 
 def _as_native(part: CopiedRange) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The plan of a session whose parameters are on servers: in which messages gradients go out, and parameters come back."""
+"""The plan of a session whose parameters are on servers: a policy divides the parameters into messages."""
 
 from __future__ import annotations
 

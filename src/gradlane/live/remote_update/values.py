@@ -1,8 +1,8 @@
 """Values: a worker's access to the parameters and optimizer state that servers keep.
 
 Each parameter has a slot. This piece of memory holds the worker's gradient until it is sent, and the new parameters once they
-are received. A plan says in which messages they travel, each a tensor of the node (`gradlane.transport.Node`). There is no
-thread here: the node carries out the plan, and a caller that needs a value blocks in the node.
+are received. A plan divides them into messages, and each message is a tensor of the node (`gradlane.transport.Node`). There is
+no thread here: the node carries out the plan, and a caller that needs a value blocks in the node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Kind
-from gradlane.errors import CommunicationError, JobError
+from gradlane.errors import JobError
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.transport import MessageMemory, Node, NodeEngine, Part, Rule
 
@@ -45,8 +45,7 @@ class Values:
 
     Args:
         node: connected, without tensors so far.
-        plan: in which messages `params` travel, each a part of one of them. Its tensors are `params` from the last to the
-            first.
+        plan: the messages, each a part of one parameter. Its tensors are `params` from the last to the first.
         params: the most urgent first.
         groups: for each of `params` the index of its parameter group.
         rules: for each parameter group the update rule.
@@ -179,18 +178,8 @@ class Values:
 
     def wait_for(self, tensor: int) -> None:
         """Wait until the new parameters of this iteration are in slot `tensor`."""
-        if self.has_arrived(tensor):
-            return
-        seen = self._engine.interruptions  # before the look at failures: one that comes after it ends the wait
-        self._node.check()
-        if not self._engine.wait(self._last - tensor, seen, self._timeout_s):
-            self._node.check()
-            late = (
-                f"new parameters did not come within {self._timeout_s:.0f} s; {self._engine.describe_state()}; is another rank "
-                "slow, or gone?"
-            )
-            self._engine.abandon(late)
-            raise CommunicationError(late)
+        if not self.has_arrived(tensor):
+            self._engine.wait_or_fail(self._last - tensor, self._timeout_s, "new parameters did not come")
 
     def spans(self) -> list[tuple[Kind, int, int, int, int]]:
         """What was sent and came when in the last iteration, as `NodeEngine.spans`."""
