@@ -95,11 +95,12 @@ def dies(rank: int, world: int, culprit: int) -> tuple[str, int, float]:
     group = dist.new_group(backend="gradlane")
     data = torch.ones(4_000_000)
     dist.all_reduce(data, group=group)
-    work = dist.all_reduce(data, group=group, async_op=True)
-    if rank == culprit:
-        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()  # the culprit's server has nothing more to return of the first sum
     began = time.monotonic()
     try:
+        work = dist.all_reduce(data, group=group, async_op=True)
+        if rank == culprit:
+            os.kill(os.getpid(), signal.SIGKILL)
         work.wait()
         for _ in range(1000):
             dist.all_reduce(data, group=group)
