@@ -146,6 +146,7 @@ bool Node::Admit(const DefineCommand& command, int32_t teller, Tensor* state) {
     const Membership& job = options_.membership;
     const auto world = static_cast<int64_t>(job.world);
     if (const char* why = WhyNot(spec)) return refuse(why);
+    if (options_.tell_tables && (spec.from != kAll || spec.to != kAll)) return refuse("a tensor of one sender or receiver, beside which no server is");
     if (tensor != next_tensor_ || spec.lane >= job.lanes || spec.at >= static_cast<int64_t>(job.servers) || spec.from >= world || spec.to >= world) {
         return refuse("not a definition that can be used");
     }

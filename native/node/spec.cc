@@ -49,10 +49,14 @@ uint32_t OnlyIteration(const Spec& spec) {
     return spec.of_bytes == 0 ? digest : Crc32c(reinterpret_cast<const uint8_t*>(&spec.of_bytes), sizeof spec.of_bytes, digest);
 }
 
+bool IsBeside(const Spec& spec) { return spec.at != kDealt && (spec.from == kAll || spec.from == spec.at) && (spec.to == kAll || spec.to == spec.at); }
+
 const char* WhyNot(const Spec& spec) {
     if (spec.bytes % ElementBytes(spec.dtype) != 0) return "a part of an element";
     // with nothing to wait for, its sender could go on and on, and the sums for those who read slowly would pile up
-    if ((spec.from != kAll || spec.to != kAll) && !spec.once) return "a tensor of one sender or receiver, which can be used once only";
+    if ((spec.from != kAll || spec.to != kAll) && !spec.once && !IsBeside(spec)) {
+        return "a tensor of one sender or receiver, which can be used once only";
+    }
     if (spec.urgent_first && spec.urgent_sums) return "all packets by priority, and sums alone";
     if (spec.update == RuleKind::kNone) return nullptr;
     if (spec.dtype != DType::kF32 || spec.op != Op::kSum) return "only sums of f32 can be updated";

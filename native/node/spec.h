@@ -50,6 +50,10 @@ Spec AsSpec(const Definition& define);
 // that processes which mean different things by one id notice it at the first packet.
 uint32_t OnlyIteration(const Spec& spec);
 
+// Whether the one sender or receiver has all packets at the server beside it. That server takes no packet of the next
+// iteration until it has summed this one, and what it returns to slow readers takes memory of its own process alone.
+bool IsBeside(const Spec& spec);
+
 // Returns null, or why no process can use this spec.
 const char* WhyNot(const Spec& spec);
 

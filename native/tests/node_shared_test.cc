@@ -485,3 +485,49 @@ TEST(AWaitForAMessageEndsWithTheNode) {
 }
 
 int main(int argc, char** argv) { return gradlane::testing::RunTests(argc, argv); }
+
+// In every iteration each owner has its sum first, and sends it when all have theirs; over one host and over two.
+TEST(OwnersHaveTheirSumsAndSendThemLater) {
+    constexpr uint32_t kWorld = 4, kIterations = 5;
+    for (const uint32_t hosts : {1u, 2u}) {
+        for (const size_t n : {size_t{7}, size_t{50'000}}) {
+            Host host(kWorld, hosts);
+            OnAll(host, [&](Node& node, uint32_t rank) {
+                std::vector<std::vector<float>> memory(kWorld, std::vector<float>(n));
+                float all = 0;
+                for (uint32_t owner = 0; owner < kWorld; ++owner) {
+                    Spec sum = Floats(n), send = sum;
+                    sum.once = send.once = false;
+                    sum.to = sum.at = send.from = send.at = static_cast<int32_t>(owner);
+                    node.Define(2 * owner, sum, memory[owner].data(), memory[owner].data());
+                    node.Define(2 * owner + 1, send, memory[owner].data(), memory[owner].data());
+                }
+                Spec exchanged = Floats(1);
+                exchanged.once = false;
+                node.Define(2 * kWorld, exchanged, &all, &all);
+                for (uint32_t iteration = 0; iteration < kIterations; ++iteration) {
+                    for (uint32_t owner = 0; owner < kWorld; ++owner) {
+                        if (owner != rank) node.Push(2 * owner + 1, false);
+                    }
+                    for (uint32_t each = 0; each < kWorld; ++each) {  // each rank in an order of its own
+                        const uint32_t owner = (each + rank) % kWorld;
+                        memory[owner].assign(n, static_cast<float>(rank + 1 + owner + iteration));
+                        node.Push(2 * owner, false);
+                    }
+                    const auto sum_of = [&](uint32_t owner) { return static_cast<float>(10 + kWorld * (owner + iteration)); };
+                    if (!CHECK(node.Wait(2 * rank, kPatience))) return;
+                    CHECK(memory[rank] == std::vector<float>(n, sum_of(rank)));
+                    all = memory[rank][0];
+                    node.Push(2 * kWorld, false);
+                    if (!CHECK(node.Wait(2 * kWorld, kPatience))) return;
+                    CHECK_EQ(all, sum_of(0) + sum_of(1) + sum_of(2) + sum_of(3));
+                    node.Push(2 * rank + 1, false);
+                    for (uint32_t tensor = 0; tensor < 2 * kWorld; ++tensor) {
+                        if (!CHECK(node.Wait(tensor, kPatience))) return;
+                    }
+                    for (uint32_t owner = 0; owner < kWorld; ++owner) CHECK(memory[owner] == std::vector<float>(n, sum_of(owner)));
+                }
+            });
+        }
+    }
+}

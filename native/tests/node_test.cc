@@ -266,6 +266,59 @@ TEST(OneForAllAllForOneAndOneToOne) {
     }
 }
 
+// A sum that its owner has first, and the others when the owner sends it to them; in every iteration.
+TEST(AnOwnerHasItsSumAndSendsItLater) {
+    for (const Order order : {Order::kArrival, Order::kRank}) {
+        Shape shape;
+        shape.world = shape.servers = 3;
+        shape.order = order;
+        Cluster cluster(shape);
+        std::vector<std::vector<float>> memory(3, std::vector<float>(20000));
+        for (int32_t owner = 0; owner < 3; ++owner) {
+            Spec sum = Floats(20000), send = sum;
+            sum.to = sum.at = send.from = send.at = owner;
+            for (uint32_t rank = 0; rank < 3; ++rank) {
+                cluster.workers[rank]->Define(2 * static_cast<uint32_t>(owner), sum, memory[rank].data(), memory[rank].data());
+                cluster.workers[rank]->Define(2 * static_cast<uint32_t>(owner) + 1, send, memory[rank].data(), memory[rank].data());
+            }
+        }
+        for (uint32_t iteration = 0; iteration < 6; ++iteration) {
+            const uint32_t owner = iteration % 3, tensor = 2 * owner;
+            for (uint32_t rank = 0; rank < 3; ++rank) std::fill(memory[rank].begin(), memory[rank].end(), static_cast<float>(rank + 1));
+            for (uint32_t rank = 0; rank < 3; ++rank) {
+                if (rank != owner) cluster.workers[rank]->Push(tensor + 1, false);  // it says where to
+            }
+            for (uint32_t rank = 3; rank-- > 0;) cluster.workers[rank]->Push(tensor, false);
+            for (const auto& node : cluster.workers) REQUIRE(node->Wait(tensor, kPatience));
+            for (uint32_t rank = 0; rank < 3; ++rank) {
+                CHECK(memory[rank] == std::vector<float>(20000, rank == owner ? 6.0F : static_cast<float>(rank + 1)));
+                CHECK_EQ(cluster.workers[rank]->IsDone(tensor + 1), false || rank == owner);
+            }
+            cluster.workers[owner]->Push(tensor + 1, false);
+            for (uint32_t rank = 0; rank < 3; ++rank) {
+                REQUIRE(cluster.workers[rank]->Wait(tensor + 1, kPatience));
+                CHECK(memory[rank] == std::vector<float>(20000, 6.0F));
+            }
+        }
+        for (const auto& node : cluster.workers) CHECK_EQ(node->stats().held_bytes, 0);
+    }
+}
+
+TEST(ATensorOfOneSenderIsUsedOnceUnlessTheServerBesideItHasAllOfIt) {
+    for (const int32_t at : {kDealt, 1}) {
+        Shape shape;
+        Cluster cluster(shape);
+        std::vector<float> memory(100);
+        Spec spec = Floats(100);
+        spec.from = 0;
+        spec.at = at;
+        cluster.workers[0]->Define(0, spec, memory.data(), memory.data());
+        cluster.workers[0]->Push(0, false);
+        CHECK(!cluster.workers[0]->Wait(0, kPatience));
+        CHECK(cluster.workers[0]->failure().code == Code::kProtocol);
+    }
+}
+
 TEST(WhoeverIsAheadWaitsAndHoldsUpNobody) {
     Shape shape;
     shape.evenly = true;

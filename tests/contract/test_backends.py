@@ -61,7 +61,7 @@ def test_all_reduce(three_ranks: Ranks, weight: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("wire_dtype", ["bfloat16", "float16"])
 def test_gradients_that_travel_as_halves(three_ranks: Ranks, wire_dtype: str) -> None:
-    case = {"name": "carriers", "options": {}, "over": ("server", "all-reduce")}
+    case = {"name": "carriers", "options": {}, "over": ("server", "all-reduce"), "owners": True}
     assert three_ranks.run("tests.contract.test_backends:check", wire_dtype=wire_dtype, **case) == [[]] * 3
 
 
@@ -69,7 +69,7 @@ def test_gradients_that_travel_as_halves(three_ranks: Ranks, wire_dtype: str) ->
 @pytest.mark.parametrize("weight", [1, 2])
 def test_servers_beside_the_ranks(three_ranks: Ranks, rank_order: bool, weight: int) -> None:
     options = {"rank_order": rank_order, "weight": weight}
-    found = three_ranks.run("tests.contract.test_backends:check", name="server", options=options, wires=WIRES)
+    found = three_ranks.run("tests.contract.test_backends:check", name="server", options=options, wires=WIRES, owners=True)
     assert found == [[]] * 3
 
 
@@ -77,7 +77,7 @@ def check_carriers(rank: int, world: int, **options: Any) -> list[str]:
     """On each rank: the check of both in one session, each plan over one and then over the other."""
     import msgspec
 
-    return check(rank, world, "carriers", options, over=("server", "all-reduce", msgspec.UNSET, "server"))
+    return check(rank, world, "carriers", options, over=("server", "all-reduce", msgspec.UNSET, "server"), owners=True)
 
 
 @pytest.mark.parametrize("weight", [1, 2])

@@ -14,6 +14,7 @@ from gradlane.sim.bounds import lower_bound_ns
 from gradlane.sim.collectives import CollectiveFabric, carrier
 from gradlane.sim.fluid import FluidFabric
 from gradlane.sim.hosts import HostFabric
+from gradlane.sim.norms import NormsFabric
 from gradlane.sim.packets import PacketFabric
 from gradlane.testing.fabrics import check_fabric
 
@@ -50,6 +51,20 @@ def test_packets_in_step(cluster):
     check_fabric(
         lambda job: PacketFabric((job,), cluster, [(0, worker) for worker in range(ranks)], 0), ranks=ranks, least_ns=bound
     )
+
+
+@pytest.mark.parametrize(("cluster", "flow"), [(LIKE, True), (LIKE, False), (UNLIKE, False)])
+def test_servers_with_norms_before_second_phases(cluster, flow):
+    ranks, bound = 1 if flow else len(cluster.workers), partial(lower_bound_ns, where=cluster)
+
+    def make(job):
+        between = (
+            FluidFabric((job,), cluster) if flow else PacketFabric((job,), cluster, [(0, rank) for rank in range(ranks)], 0)
+        )
+        has_norms = job.plan.second_phases and not job.plan.has_windows  # servers refuse owners whose messages wait for room
+        return NormsFabric(between, {0: job.plan} if has_norms else {}, [0] * ranks, {0: 500})
+
+    check_fabric(make, ranks=ranks, least_ns=bound, one_order=True)
 
 
 @pytest.mark.parametrize("cluster", [LIKE, UNLIKE])

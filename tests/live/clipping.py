@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 import gradlane
-from gradlane.live.backends.owned_sum import Norms
+from gradlane.live.backends.norms import Norms
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, Mlp
 from tests.live.networks import counting_deferred_updates
@@ -264,14 +264,33 @@ def beside_ddp(
     return differences(reference, found), sum(deferred)
 
 
-def ends_alike(rank: int, world: int, way: str) -> list[list[float]]:
+def crosses_though_sums_come_in_time(rank: int, world: int, way: str) -> bool:
+    """Whether updates may still be deferred after steps whose sums have all come between the script's use and its step."""
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"}
+    chosen = gradlane.policies.get("owners", least_bytes=1024, most_bytes=30_000)
+    clip = WAYS[way][0]
+    with held_network(lambda message: True), gradlane.attach(model, optimizer, chosen, **options) as session:
+
+        def and_wait(params: Params, step: int, rank: int) -> Any:
+            seen = clip(params, step, rank)
+            session._parts.driver.wait_for_all()
+            return seen
+
+        _trained(model, model, optimizer, and_wait, rank)
+        return session._parts.crosses
+
+
+def ends_alike(rank: int, world: int, way: str, backend: str) -> list[list[float]]:
     """On each of more than two ranks: the sums of all that there is in the end, and what was seen."""
     torch.manual_seed(7)
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000}
     network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
-    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"}
+    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": backend}
     with gradlane.attach(model, optimizer, gradlane.policies.get("owners", **knobs), **options) as session:
         found = _trained(model, model, optimizer, WAYS[way][0], rank)
         session.flush()
@@ -279,7 +298,7 @@ def ends_alike(rank: int, world: int, way: str) -> list[list[float]]:
     return [value.double().flatten().tolist() for value in found.values()]
 
 
-def one_dies_before_its_norms(rank: int, world: int, culprit: int) -> tuple[str, bool]:
+def one_dies_before_its_norms(rank: int, world: int, culprit: int, backend: str) -> tuple[str, bool]:
     """On each other rank: the error that ends the job, and that the norms had not come: the culprit is killed where it would
     send its own.
     """
@@ -294,7 +313,7 @@ def one_dies_before_its_norms(rank: int, world: int, culprit: int) -> tuple[str,
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
-    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 60, "backend": "all-reduce"}
+    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 60, "backend": backend}
     chosen = gradlane.policies.get("owners", least_bytes=1024, most_bytes=30_000)
     session = gradlane.attach(model, optimizer, chosen, **options)
     with patch.object(Norms, "_exchange", dies):

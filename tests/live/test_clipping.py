@@ -15,24 +15,32 @@ READS_SUMS = {
 """They need sums before the step."""
 
 
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
 @pytest.mark.parametrize("way", WAYS)
-def test_norms_and_parameters_have_the_bits_of_ddp_and_updates_are_deferred_unless_sums_are_read(two_ranks, way):
-    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way):
+def test_norms_and_parameters_have_the_bits_of_ddp_and_updates_are_deferred_unless_sums_are_read(two_ranks, way, backend):
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, backend=backend):
         assert differs == []
         assert (deferred > 0) == (way not in READS_SUMS)
 
 
+@pytest.mark.parametrize("way", ["by torch", "by value"])
+def test_sums_that_come_in_time_by_themselves_are_no_reason_to_keep_the_barrier(two_ranks, way):
+    assert two_ranks.run("tests.live.clipping:crosses_though_sums_come_in_time", way=way) == [True, True]
+
+
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
 @pytest.mark.parametrize("way", ["by torch", "by hand", "scaled alone", "by value", "without NaN"])
-def test_verified_steps_are_those_of_ddp(two_ranks, way):
-    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, verify=True):
+def test_verified_steps_are_those_of_ddp(two_ranks, way, backend):
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, backend=backend, verify=True):
         assert differs == []
         assert deferred > 0
 
 
 @pytest.mark.parametrize("way", ["by torch", "norms that are kept"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_parameters_of_another_dtype_have_norms_of_it(two_ranks, way, dtype):
-    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, dtype=dtype):
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_parameters_of_another_dtype_have_norms_of_it(two_ranks, way, dtype, backend):
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, dtype=dtype, backend=backend):
         assert differs == []
         assert deferred > 0
 
@@ -56,16 +64,18 @@ def test_gradients_that_travel_as_halves_are_verified_with_their_norms(two_ranks
 
 
 @pytest.mark.parametrize("way", ["by torch", "by hand"])
-def test_four_ranks_end_alike(four_ranks, way):
-    first, *others = four_ranks.run("tests.live.clipping:ends_alike", way=way)
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_four_ranks_end_alike(four_ranks, way, backend):
+    first, *others = four_ranks.run("tests.live.clipping:ends_alike", way=way, backend=backend)
     assert others == [first] * 3
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-def test_a_rank_that_is_killed_before_it_sends_its_norms_ends_the_job_by_its_name(culprit):
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_a_rank_that_is_killed_before_it_sends_its_norms_ends_the_job_by_its_name(culprit, backend):
     ranks = Ranks(3)  # of its own: one is killed
     try:
-        outcomes = ranks.try_run("tests.live.clipping:one_dies_before_its_norms", culprit=culprit)
+        outcomes = ranks.try_run("tests.live.clipping:one_dies_before_its_norms", culprit=culprit, backend=backend)
     finally:
         ranks.kill()
     assert outcomes.pop(culprit) == (False, ("ProcessEnded", "exit code -9", ""))

@@ -108,6 +108,7 @@ POLICIES = [
     ("bytescheduler", {"partition_bytes": 400_000, "credit_bytes": 500_000}),
     ("dear", {"fusion_bytes": 500_000}),
     "mercury",
+    "owners",
 ]
 GRADIENT_BYTES = 4 * (65 * 6000 + 6001 * 64 + 65 * 16)
 

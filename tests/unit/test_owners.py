@@ -15,9 +15,10 @@ from gradlane.core import files
 from gradlane.core.backends import why_not
 from gradlane.core.bus import Bus
 from gradlane.core.checks import check_plan
+from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.core.plan import Message, Ownership, Plan, Slice
+from gradlane.core.plan import Lane, Message, Ownership, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import InputError, PlanError
 from gradlane.planning import catalog
@@ -25,6 +26,7 @@ from gradlane.planning.plans import behind_barrier, make_plan, when_clipping
 from gradlane.planning.ranking import Question, rank
 from gradlane.schedule import Dispatcher, NativeDispatcher
 from gradlane.sim import iteration_ns, simulate
+from gradlane.sim.servers import simulate_servers
 from gradlane.testing.generators import profile_of, profiles
 
 MIB = 2**20
@@ -113,8 +115,12 @@ def test_a_message_that_owners_share_unevenly_takes_as_long_as_its_largest_part_
 def test_what_knows_no_owners_refuses_them():
     plan = owned((0,), ranks=(0,))
     assert why_not(plan, "all-reduce") is None
-    assert "its tensors have owners" in str(why_not(plan, "server"))
-    assert "its tensors have owners" in str(why_not(plan, "all-reduce", in_stream=True))
+    assert why_not(plan, "server") is None
+    assert "its tensors have owners, which are ranks" in str(why_not(plan, "server", external=True))
+    assert "its tensors have owners, which are ranks" in str(why_not(plan, "all-reduce", in_stream=True))
+    windowed = msgspec.structs.replace(plan, lanes=(Lane(window_bytes=8),))
+    assert why_not(windowed, "all-reduce") is None
+    assert "would wait for one another for ever" in str(why_not(windowed, "server"))
     hosts = msgspec.structs.replace(Network.line(4, 10, 10**9), bus=Bus(2, 10, 10**9))
     with pytest.raises(PlanError, match="which sums within hosts first do not know; expected one worker a host"):
         make_plan(catalog.get("owners"), profile_of((10, 4)), Place(hosts))
@@ -211,6 +217,20 @@ def test_second_phases_wait_for_the_norms_and_the_next_pass_for_the_second_phase
     assert ends == {1: reduced_ns + norms_ns + phase_ns, 0: reduced_ns + norms_ns + 2 * phase_ns}
     uses = {span.subject: span.start_ns for span in timeline.of("use") if span.iteration == 1}
     assert uses == {1: ends[1], 0: ends[0]}
+
+
+def test_over_servers_norms_wait_for_all_sums_of_their_owners_and_second_phases_for_the_norms():
+    # two hosts with a server each: a byte of a message takes half a nanosecond, as half of it stays on its host
+    cluster = Cluster.homogeneous(2, 2, 10**9, colocated=True, startup_ns=1000)
+    plan = owned((0, 1), (2,), ranks=(0, 1, 0), size=4000, one_phase=(1,))
+    profile = profile_of((0, 4000), (0, 4000), (0, 4000))
+    for whole in (False, True):
+        timelines = simulate_servers(plan, profile, cluster, 2, whole=whole)
+        received = [{span.subject: span.end_ns for span in each.of("receive") if span.iteration == 0} for each in timelines]
+        norms_ns = max(ends[1] for ends in received) + 2 * (1000 + 3 * 8)  # a sum that comes in one phase comes last
+        assert [ends[0] for ends in received] == [norms_ns + 1000 + 4000] * len(received)
+        with pytest.raises(PlanError, match="rank 1 owns tensors, expected one of 1 ranks"):
+            simulate_servers(plan, profile, Cluster.homogeneous(1, 1, 10**9, colocated=True))
 
 
 # -- the policy ----------------------------------------------------------------------------------------------------

@@ -52,10 +52,16 @@ def why_not(plan: Plan, backend: BackendName, external: bool = False, in_stream:
             "another for ever if ranks start messages in different orders; expected a plan with one lane, a process group "
             "with Gloo, or backend='server'"
         )
-    if plan.owners is not UNSET and (backend == "server" or in_stream):
+    if plan.owners is not UNSET and (external or in_stream):
         return (
-            "its tensors have owners, which all-reduce on the CPU gives them; expected a policy without owners here, or "
-            "backend='all-reduce' over Gloo"
+            "its tensors have owners, which are ranks with sums in CPU memory; expected a policy without owners here, "
+            "backend='all-reduce' over Gloo, or a server in each rank's process (servers=0, simulated: --servers same "
+            "--colocated)"
+        )
+    if plan.owners is not UNSET and backend == "server" and plan.has_windows:
+        return (
+            "its tensors have owners, and a lane has a window: servers have no agreed order, so that ranks whose windows hold "
+            "different messages would wait for one another for ever; expected lanes without windows, or backend='all-reduce'"
         )
     for index, message in enumerate(plan.messages if external else ()):
         if message.two_phase:

@@ -28,13 +28,13 @@ _ALL = (
     *(Wfbp, Ddp, SyncEasgd, MgWfbp, MgWfbpExact, P3, TicTac, ByteScheduler, Blocks),
     *(Prophet, Geryon, Mercury, MercuryNoPreemption, Dear, Owners),
 )
-# plans with a packet wire, or with owners (`core.backends`)
+# plans with a packet wire (`core.backends`)
 _CANNOT: dict[BackendName, frozenset[str]] = {
     "all-reduce": frozenset({Mercury.name, MercuryNoPreemption.name}),
-    "server": frozenset({Owners.name}),
+    "server": frozenset(),
 }
 # two-phase plans: live servers in processes of their own return a sum as soon as it is whole
-_CANNOT_EXTERNAL = frozenset({Dear.name})
+_CANNOT_EXTERNAL = frozenset({Dear.name, Owners.name})
 # tensors whose owner is one of all ranks
 _CANNOT_WITH_BUS = frozenset({Owners.name})
 _BY_NAME = {policy.name: policy for policy in _ALL}

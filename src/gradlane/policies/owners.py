@@ -22,7 +22,7 @@ class Owners(msgspec.Struct, frozen=True):
 
     `clip_grad_norm_` needs every sum before the first update, but not every sum on every rank. The first phase of
     a message brings each owner the sums of its tensors, behind the backward pass. Owners compute the norms, whose
-    exchange is one small all-reduce. The second phase brings the sums to all ranks, in order of first use, behind
+    exchange is one small sum. The second phase brings the sums to all ranks, in order of first use, behind
     the next forward pass.
 
     Neighbouring tensors share a message until it has at least b = sqrt(a S r / 2) bytes, as in `blocks`. No owner has much more

@@ -17,11 +17,12 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.sim.fabric import Fabric, Notice
 from gradlane.sim.hosts import HostFabric
+from gradlane.sim.norms import NORM_BYTES
 from gradlane.sim.one_by_one import OneByOne
 from gradlane.sim.shared_link import SharedLink
 from gradlane.units import NS_PER_SECOND
 
-_NORMS, _NORM_BYTES = -1, 8  # the sum of all norms, as a message, and a norm's part of it
+_NORMS = -1  # the sum of all norms, as a message
 
 Awaited = Callable[[int], bool]
 """Whether a rank waits for the end of this message, which is in flight, to start another (`Dispatcher.blocking`)."""
@@ -136,7 +137,7 @@ class CollectiveFabric:
                 self._unreduced -= 1
                 if not self._unreduced:  # owners tell the norms, and second phases wait for them
                     self._last = ended
-                    self._link.add(now_ns, _NORMS, _NORM_BYTES * len(self._plan.tensors), *self._details[ended][1:2])
+                    self._link.add(now_ns, _NORMS, NORM_BYTES * len(self._plan.tensors), *self._details[ended][1:2])
                     continue
             if ended is not None:
                 return [Notice(now_ns, rank, ended, pulled) for pulled in self._tells[ended] for rank in self._ranks]

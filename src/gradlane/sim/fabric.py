@@ -3,8 +3,8 @@
 A job is one training run; a rank is one simulated worker of one job. A `Simulation` hands messages over to a fabric and lets
 time pass. The fabric tells it when a message has been pushed (it has left the rank for the servers) and pulled (the rank has
 the sum). Three fabrics carry messages between hosts: `collectives.CollectiveFabric` for collectives, and two for parameter
-servers. In `fluid` all workers are alike and one stands for all; `packets` takes any workers. A fourth, `hosts.HostFabric`,
-puts the stages within hosts around any of them.
+servers. In `fluid` all workers are alike and one stands for all; `packets` takes any workers. Two go around others:
+`hosts.HostFabric` with the stages within hosts, and `norms.NormsFabric` with what owners tell over servers.
 """
 
 from __future__ import annotations

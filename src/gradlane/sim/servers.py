@@ -25,9 +25,11 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
+from gradlane.errors import PlanError
 from gradlane.sim.fabric import Fabric, Job
 from gradlane.sim.fluid import FluidFabric
 from gradlane.sim.hosts import HostFabric
+from gradlane.sim.norms import NormsFabric, norms_ns
 from gradlane.sim.packets import PacketFabric
 from gradlane.sim.simulation import Simulation
 
@@ -160,6 +162,8 @@ def simulation(
     place = Place.of(cluster)
     for job in jobs:
         refuse_what_cannot_be_done(job.plan, place.backend, place.has_external_servers)
+        if job.plan.owners is not UNSET:
+            _refuse_owners(job.plan, cluster)
         for server in job.placement or ():
             if server is not None:
                 need_int("placement", server, 0, len(cluster.servers) - 1)
@@ -173,21 +177,63 @@ def simulation(
             jobs = (_in_one_order(jobs[0], cluster),)
     plain = jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
     homogeneous = cluster.is_homogeneous and plain and not whole and not cluster.needs_packets
+    if not homogeneous:
+        jobs = [_at_owners(job, cluster) for job in jobs]
     placed = [
         (number, worker)
         for number, job in enumerate(jobs)
         for worker in ((0,) if homogeneous else job.workers or range(len(cluster.workers)))
     ]
+    carrier = _carrier(jobs, cluster, placed, staleness, homogeneous)
+    if staleness == 0:  # otherwise servers update, and there is no norm of a sum
+        carrier = _with_norms(carrier, jobs, cluster, placed)
     return Simulation(
         jobs,
         [(number, cluster.workers[worker].compute_percent) for number, worker in placed],
-        _carrier(jobs, cluster, placed, staleness, homogeneous),
+        carrier,
         iterations,
         staleness=staleness,
         jitter=jitter,
         seed=seed,
         updates_here=cluster.update_bytes_per_second is None,
     )
+
+
+def _refuse_owners(plan: Plan, cluster: Cluster) -> None:
+    """Raise `PlanError` where a plan whose tensors have owners cannot be carried out."""
+    assert plan.owners is not UNSET
+    if cluster.bus is not UNSET:
+        raise PlanError(
+            f"plan {plan.policy}: its tensors have owners, which sums within hosts first do not know; expected another policy"
+        )
+    if max(plan.owners.ranks) >= len(cluster.workers):
+        raise PlanError(
+            f"plan {plan.policy}: rank {max(plan.owners.ranks)} owns tensors, expected one of {len(cluster.workers)} ranks"
+        )
+
+
+def _at_owners(job: Job, cluster: Cluster) -> Job:
+    """The job with each tensor of two phases at the server beside its owner, if its tensors have owners."""
+    if job.plan.owners is UNSET or job.placement is not None:
+        return job
+    beside: dict[int, list[int]] = {}
+    for number, server in enumerate(cluster.servers):
+        beside.setdefault(server.host, []).append(number)
+    server_of = [beside[worker.host].pop() for worker in cluster.workers]  # as many as workers on every host
+    placement: list[int | None] = [None] * len(job.plan.tensors)
+    for index in job.plan.second_phases:
+        for tensor in job.plan.messages[index].tensors:
+            placement[tensor] = server_of[job.plan.owners.ranks[tensor]]
+    return msgspec.structs.replace(job, placement=tuple(placement))
+
+
+def _with_norms(fabric: Fabric, jobs: Sequence[Job], cluster: Cluster, placed: Sequence[tuple[int, int]]) -> Fabric:
+    """`fabric` with the exchange of norms around it, for jobs whose tensors have owners."""
+    plans = {number: job.plan for number, job in enumerate(jobs) if job.plan.owners is not UNSET and job.plan.second_phases}
+    if not plans:
+        return fabric
+    took_ns = {number: norms_ns(plan, cluster) for number, plan in plans.items()}
+    return NormsFabric(fabric, plans, [number for number, _ in placed], took_ns)
 
 
 def _unlike_devices(cluster: Cluster) -> bool:

@@ -232,6 +232,8 @@ class Node:
         wire: Wire = "packet-fifo",
         priority: int = 0,
         lane: int = 0,
+        sender: int = ALL,
+        receiver: int = ALL,
     ) -> None:
         """Register a tensor that is summed in place in every iteration.
 
@@ -241,6 +243,8 @@ class Node:
             wire: how its packets travel and return, as in `Plan.wire`.
             priority: 0 is the most urgent.
             lane: index into `NodeOptions.lanes`.
+            sender, receiver: `ALL`, or one worker, with a server beside it that has all packets. Others than the sender push
+                to say that they receive. A sum for one receiver is done on the others when their part is sent.
         """
         self._native.define(
             tensor,
@@ -248,6 +252,9 @@ class Node:
             address,
             size_bytes,
             DTYPES[dtype],
+            sender=sender,
+            receiver=receiver,
+            at=max(sender, receiver),
             whole=returns_whole(wire),
             urgent_first=wire == "packet-priority",
             urgent_sums=wire == "pull-priority",

@@ -48,12 +48,14 @@ WAYS = (
     "bytescheduler late server",
     "mercury mixed server",
     "dear late server",
+    "owners late server",
     "bytescheduler late wrapped",
     "bytescheduler mixed wrapped",
     "blocks late wrapped",
     "owners mixed wrapped",
     "bytescheduler late tuned wrapped",
     "mercury mixed server wrapped",
+    "owners mixed server wrapped",
 )
 """A policy; `late`: every sum is held, `mixed`: every other one, `prompt`: none; backend and order, if not the default ones;
 `tuned`: the plan changes in nearly every iteration; `wrapped`: by the drop-in, else attached.

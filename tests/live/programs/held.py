@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.failures import Failures
 from tests.live.networks import HidingEngine, what_is_there
 
@@ -108,6 +109,17 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
         def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
             return super().start_second_phase(message, tensor, late(on_done))
 
+    class HeldServers(ParameterServerBackend):
+        """Where no engine carries a plan out, as one whose tensors have owners."""
+
+        def start(self, message: int, buffer: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
+            return super().start(message, buffer, ready, late(on_done), on_sent)
+
+        def start_second_phase(self, message: int, buffer: Any, on_done: Any) -> bool:
+            if super().start_second_phase(message, buffer, late(on_done)):
+                late(on_done)(message, None)
+            return False
+
     class HeldEngine(HidingEngine):
         """The engine of a node: a tensor has arrived once it was waited for, if any of its messages is held."""
 
@@ -136,6 +148,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
     with (
         patch("gradlane.live.backends.parameter_server.NodeEngine", HeldEngine),
         patch("gradlane.live.startup.attach.AllReduceBackend", HeldAllReduce),
+        patch("gradlane.live.startup.attach.ParameterServerBackend", HeldServers),
         patch.object(Failures, "wait_until", waits),
         patch.object(Failures, "wait_briefly_in", what_is_there),
     ):

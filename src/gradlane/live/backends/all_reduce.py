@@ -18,16 +18,17 @@ from msgspec import UNSET
 
 from gradlane.core.backends import HIERARCHICAL_PAYS, Algorithm, refuse_what_cannot_be_done
 from gradlane.core.network import Network
-from gradlane.core.plan import Ownership, Plan
+from gradlane.core.plan import Plan
 from gradlane.core.traffic_class import TrafficClass, traffic_classes
-from gradlane.errors import JobError, OrderError, PlanError, UnsupportedError
+from gradlane.errors import JobError, OrderError, UnsupportedError
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages, hosts_of, levels_of
-from gradlane.live.backends.owned_sum import Norms, OwnedSum
+from gradlane.live.backends.norms import Norms, part_lengths
+from gradlane.live.backends.owned_sum import OwnedSum
 from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
-from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, UnderWay, is_gloo, unrecorded
+from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, UnderWay, is_gloo, unrecorded
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Event, Streams
 from gradlane.live.backends.two_phase import TwoPhase
@@ -213,7 +214,7 @@ class AllReduceBackend:
             for index, buffer in enumerate(buffers):
                 self._hierarchical[index] = HierarchicalSum(buffer.tensor, self._hosts, index in two_phase)
         elif plan.owners is not UNSET:
-            self._take_up_owners(plan, plan.owners, buffers)
+            self._take_up_owners(plan, buffers)
         else:
             self._two_phase = {index: TwoPhase(buffers[index].tensor, world) for index in two_phase}
         self._group_of_part = [self._groups[group] for group in self._flat]
@@ -224,30 +225,21 @@ class AllReduceBackend:
         self._tells_at_once = bool(two_phase) or self.norms is not None or (self._weight > 1 and plan.has_windows)
         self.begin([[] for _ in plan.lanes])
 
-    def _take_up_owners(self, plan: Plan, owners: Ownership, buffers: Sequence[MessageBuffer]) -> None:
-        """Take up a plan whose tensors have owners (collective).
-
-        Raises:
-            PlanError: an owner is none of the ranks.
-        """
+    def _take_up_owners(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
+        """Take up a plan whose tensors have owners (collective)."""
         rank, world = dist.get_rank(self._groups[0]), dist.get_world_size(self._groups[0])
-        if max(owners.ranks) >= world:
-            raise PlanError(f"plan {plan.policy}: rank {max(owners.ranks)} owns tensors, expected one of {world} ranks")
         for index in plan.second_phases:
-            lengths = [0] * world
-            for tensor, length in zip(plan.messages[index].tensors, buffers[index].lengths, strict=True):
-                lengths[owners.ranks[tensor]] += length
+            lengths = part_lengths(plan, index, buffers[index], world)
             self._two_phase[index] = OwnedSum(buffers[index].tensor, lengths, rank)
         if self._group_of_norms is None:
             self._group_of_norms = len(self._groups)
             self._groups.open()
-        slot_of = {
-            tensor: slot
-            for message, buffer in zip(plan.messages, buffers, strict=True)
-            for tensor, slot in zip(message.tensors, buffer.slots, strict=True)
-        }
-        slots = [slot_of[tensor] for tensor in range(len(plan.tensors))]
-        self.norms = Norms(owners, slots, len(plan.messages), rank, self._groups, self._group_of_norms)
+        group_of_norms = self._groups[self._group_of_norms]
+
+        def begin_sum(norms: torch.Tensor, then: OnEnd) -> None:
+            self._groups.when_ended([unrecorded(group_of_norms.allreduce, [norms])], then)
+
+        self.norms = Norms(plan, buffers, rank, world, begin_sum)
 
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
         if self._streams is not None:
@@ -302,7 +294,7 @@ class AllReduceBackend:
             if buffer.is_copy:
                 buffer.gather()
             if self.norms is not None:
-                on_done = _once_norms_are_there(self.norms, on_done)
+                on_done = self.norms.once_there(on_done)
             if two_phase is None:
                 # `dist.all_reduce` does the same after 13 us of checks
                 then = buffer.scatter if buffer.is_copy else None
@@ -442,24 +434,6 @@ def _is_over(event: Event) -> bool:
         return event.query()
     except RuntimeError:  # the device has failed
         return False
-
-
-def _once_norms_are_there(norms: Norms, on_done: OnDone) -> OnDone:
-    """Tell of the end of a first phase, but of that of the last one only when the norms are there.
-
-    Second phases follow it. Norms that came behind their bytes would wait in the network's queues.
-    """
-
-    def ended(message: int, error: BaseException | None) -> None:
-        if error is not None:
-            on_done(message, error)
-            return
-        try:
-            norms.first_phase_ended(lambda error: on_done(message, error))
-        except Exception as raised:  # torch.distributed would drop it
-            on_done(message, raised)
-
-    return ended
 
 
 def _ended(then: Callable[[], None] | None, message: int, on_done: OnDone, error: BaseException | None) -> None:

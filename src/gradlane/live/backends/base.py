@@ -16,7 +16,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
-from gradlane.live.backends.owned_sum import Norms
+from gradlane.live.backends.norms import Norms
 from gradlane.live.backends.streams import Event
 from gradlane.transport import NodeEngine
 

@@ -22,7 +22,7 @@ from gradlane.errors import CapacityError, JobError, PeerError
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend, OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
-from gradlane.live.backends.owned_sum import Norms
+from gradlane.live.backends.norms import Norms
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.streams import Event
 from gradlane.transport import NodeEngine, NodeOptions
@@ -98,8 +98,9 @@ class Carriers:
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
         """Take up a plan, over the carrier that it names (collective)."""
-        self._put_in_force(self._all_reduce if plan.backend is UNSET else self._carriers[plan.backend])
-        self._in_force.prepare(plan, buffers)
+        carrier = self._all_reduce if plan.backend is UNSET else self._carriers[plan.backend]
+        carrier.prepare(plan, buffers)
+        self._put_in_force(carrier)  # which says only now what the plan needs
 
     def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
         return self._in_force.carry_out(keeps_log, on_failure)

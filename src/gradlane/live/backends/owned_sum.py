@@ -1,4 +1,4 @@
-"""OwnedSum: the sum of one message whose tensors have owners, in two phases; and `Norms`, which owners tell.
+"""OwnedSum: the sum of one message whose tensors have owners, in two phases, over torch.distributed.
 
 The message's memory has one part for each rank, which may be empty: the tensors that the rank owns. In the first
 phase every rank sends each owner its part, and each adds what has come, in rank order. In the second phase owners send
@@ -8,20 +8,13 @@ part. At two ranks a sum has the bits of an all-reduce.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gradlane.core.plan import Ownership
-from gradlane.live.backends.process_groups import OnEnd, ProcessGroups, unrecorded
 from gradlane.live.backends.two_phase import SEGMENT_BYTES
-
-NORMS_ARE_OF_THE_CPU = (
-    "owners compute norms in CPU memory, with other kernels than a device has; expected a model on the CPU, or another policy"
-)
 
 
 class OwnedSum:
@@ -76,67 +69,3 @@ class OwnedSum:
         """Copy the sums of all parts to the message's memory."""
         for segment, pieces, lengths in zip(self._segments, self._pieces, self._lengths, strict=True):
             torch._foreach_copy_(pieces, list(torch.split(segment, lengths)))
-
-
-class Norms:
-    """The norms of one iteration's sums, on all ranks, once every first phase has ended.
-
-    Each owner computes those of its tensors, with torch's own kernel and from the whole tensor, so that they have the
-    bits of norms that the script would compute. A sum of the ranks' norms brings them to all: only the owner adds another
-    number than zero.
-
-    Threads: `first_phase_ended` is called on any thread, for one message after another or at once; all else on the
-    training thread.
-
-    Args:
-        owners: of the plan.
-        slots: the memory of each tensor's sum.
-        messages: how many messages an iteration has.
-        rank: of this process.
-        groups, group: where the norms are summed; nothing else uses that group.
-    """
-
-    def __init__(
-        self, owners: Ownership, slots: Sequence[torch.Tensor], messages: int, rank: int, groups: ProcessGroups, group: int
-    ) -> None:
-        self.order = owners.norm
-        self._owned = [(tensor, slots[tensor]) for tensor, owner in enumerate(owners.ranks) if owner == rank]
-        self._slots = slots
-        self._messages, self._groups, self._group = messages, groups, group
-        self._lock = threading.Lock()
-        self._told = torch.zeros(len(slots), dtype=torch.float64, device="cpu")
-        self.begin()
-
-    def begin(self) -> None:
-        """An iteration begins."""
-        self.are_there = False
-        self._missing = self._messages
-
-    def of(self, tensor: int) -> torch.Tensor:
-        """The norm of a tensor's sum, of its dtype and without dimensions, in memory of its own. `are_there` must be True."""
-        return self._told[tensor].to(self._slots[tensor].dtype, copy=True)
-
-    def first_phase_ended(self, then: OnEnd) -> None:
-        """The first phase of one more message has ended, and its owned sums are in their slots.
-
-        Args:
-            then: called with None or an error: at once, or after the last message when the norms are there.
-        """
-        with self._lock:
-            self._missing -= 1
-            is_last = not self._missing
-        if is_last:
-            self._exchange(then)
-        else:
-            then(None)
-
-    def _exchange(self, then: OnEnd) -> None:
-        told = self._told.zero_()
-        for tensor, slot in self._owned:
-            told[tensor] = torch.linalg.vector_norm(slot, self.order)
-
-        def ended(error: BaseException | None) -> None:
-            self.are_there = error is None
-            then(error)
-
-        self._groups.when_ended([unrecorded(self._groups[self._group].allreduce, [told])], ended)

@@ -16,6 +16,9 @@ If each host has equally many ranks and the servers are beside them, ranks of on
 left its window when this rank's part is in that memory and its host's sum has been sent. It has also left when it waits for
 another rank of the host and nothing else goes on, for the reason above.
 
+Where the plan's tensors have owners, messages travel as `owned_pieces` says, and a first phase ends with the sums that this
+rank owns.
+
 Owns one thread, which blocks in the node until messages have ended and reports them. When the node
 fails, the thread reports the failure for every message in flight; the control channel names the
 rank that is to blame.
@@ -46,7 +49,8 @@ from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.base import OnDone, OnSent
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
-from gradlane.live.backends.owned_sum import Norms
+from gradlane.live.backends.norms import Norms
+from gradlane.live.backends.owned_pieces import OwnedPieces
 from gradlane.live.backends.pieces import Pieces, cut
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.process_groups import NewGroups
@@ -109,7 +113,6 @@ class ParameterServerBackend:
 
     control_device = torch.device("cpu")
     has_streams = False
-    norms: Norms | None = None
     lost: frozenset[int] = frozenset()
     needs_one_order = False
     tells_sends = True
@@ -155,6 +158,7 @@ class ParameterServerBackend:
         self._formations = 0
         self._buffers: Sequence[MessageBuffer] = []  # of the plan in force
         self._pieces: Pieces
+        self._owned: OwnedPieces | None = None  # in place of them
         self._under_way: dict[int, _UnderWay] = {}
         self._failure: JobError | None = None
         self._engine: NodeEngine | None = None
@@ -190,6 +194,9 @@ class ParameterServerBackend:
                     self._report_to_owner()
                 return
             for tensor in done:
+                if self._owned is not None:
+                    self._owned.ended(tensor)
+                    continue
                 message = self._pieces.message_of(tensor if tensor >= 0 else ~tensor)
                 state = self._under_way[message]
                 if tensor < 0:
@@ -205,6 +212,8 @@ class ParameterServerBackend:
                 state.on_done(message, None)
 
     def _report_failure(self, error: JobError) -> None:
+        if self._owned is not None:
+            self._owned.failed(error)
         for message in list(self._under_way):
             taken = self._under_way.pop(message, None)
             # otherwise another thread, here at the same time, has reported it
@@ -327,16 +336,27 @@ class ParameterServerBackend:
         self._node.forget_below(self._next)
         self._engine, self._buffers = None, buffers
         self._first = self._next
-        memory = [buffer.tensor for buffer in buffers]
-        self._pieces = Pieces(self._node, self._first, plan, memory, self._weight, self._piece_bytes)
-        self._next = self._pieces.end
+        if plan.owners is UNSET:
+            memory = [buffer.tensor for buffer in buffers]
+            self._owned, self._pieces = None, Pieces(self._node, self._first, plan, memory, self._weight, self._piece_bytes)
+            self._next = self._pieces.end
+        else:
+            self._owned = OwnedPieces(self._node, self._first, plan, buffers, self._weight, self._piece_bytes)
+            self._next = self._owned.end
+        self.tells_sends = self._owned is None  # a first phase has ended when this rank has the sums that it owns
+
+    @property
+    def norms(self) -> Norms | None:
+        return None if self._owned is None else self._owned.norms
 
     @property
     def _piece_bytes(self) -> int | None:
         return PIECE_BYTES if self.levels == ("memory", "network") else None
 
-    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine:
-        """The node starts messages by itself."""
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
+        """The node starts messages by itself, unless tensors have owners."""
+        if self._owned is not None:
+            return None
         memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
         self._on_failure = on_failure
         self._engine = NodeEngine(self._node, self._plan, memory, self._first, pieces=self._pieces.counts, keeps_log=keeps_log)
@@ -363,6 +383,8 @@ class ParameterServerBackend:
     def begin(self, expected: list[list[int]]) -> None:
         """No order is agreed upon; what has failed between two iterations is reported now."""
         self._report_to_owner()
+        if self._owned is not None:
+            self._owned.begin()
 
     def expect(self, message: int) -> None:
         """No order is agreed upon: nothing to do."""
@@ -373,21 +395,29 @@ class ParameterServerBackend:
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Hand `buffer` to the node. Returns False: the thread reports the end."""
-        pieces = self._pieces.counts[message]
-        self._under_way[message] = _UnderWay(buffer, on_done, on_sent, pieces, pieces)
-        buffer.gather()
-        self._pieces.push(message)
+        if self._owned is not None:
+            self._owned.start(message, on_done)
+        else:
+            pieces = self._pieces.counts[message]
+            self._under_way[message] = _UnderWay(buffer, on_done, on_sent, pieces, pieces)
+            buffer.gather()
+            self._pieces.push(message)
         # the thread may have reported it before this message was in flight
         if self._failure is not None:
             self._report_failure(self._failure)
         return False
 
     def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Let this rank's server return its part of the sum, as in an all-gather. Returns False, as
-        `start` does.
+        """Let this rank's server return its part of the sum, as in an all-gather, or send the sums that this rank owns.
+        Returns as `start` does, unless all owners have sent.
         """
-        self._pieces.release(message)
-        return False
+        if self._owned is None:
+            self._pieces.release(message)
+            return False
+        has_ended = self._owned.start_second(message, on_done)
+        if self._failure is not None:
+            self._report_failure(self._failure)
+        return has_ended
 
     def look(self) -> None:
         """Ends are told by themselves: nothing to do."""

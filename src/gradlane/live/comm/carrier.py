@@ -186,7 +186,7 @@ class HostCarrier:
         self.communicated_ns = 0
         self._has_windows, self._makes_room = plan.has_windows, False
         self._seen: list[tuple[Callable[[int], None], int]] | None = None  # while `_look` looks
-        self._has_second_phases = bool(plan.second_phases)
+        self._has_second_phases, self._returns_whole = bool(plan.second_phases), returns_whole(plan.wire)
         self._tells_receives = backend.tells_sends
         recorder.note_elsewhere(lambda last: [])
 
@@ -311,7 +311,7 @@ class HostCarrier:
         """Record that `message` has left its window; from now on it is received, if at all."""
         now = now_ns()
         self._recorder.add("send", self._iteration, message, self._began_ns[message], now)
-        if returns_whole(self._plan.wire):  # else a server may have begun to return packets long before
+        if self._returns_whole:  # else a server may have begun to return packets long before
             self._began_ns[message] = now
         if self._failures.awaited and self._backend.norms is not None:
             self._failures.notify_if_awaited()

@@ -20,7 +20,7 @@ from gradlane.core.records.dispatch_log import Log
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.gradient_buffers import GradientBuffers
-from gradlane.live.backends.owned_sum import NORMS_ARE_OF_THE_CPU, Norms
+from gradlane.live.backends.norms import NORMS_ARE_OF_THE_CPU, Norms
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Streams

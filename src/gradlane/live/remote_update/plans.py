@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
@@ -34,7 +36,13 @@ def sending_plan(policy: str | Policy | Plan, job: Job) -> Plan:
     # what the named policies do not look at: 10 Gbit/s
     plan = make_plan(chosen, profile, Place(Network.line(max(2, job.world), 30_000, 1_250_000_000), "server"))
     for message in plan.messages:
-        if len(message.slices) != 1 or message.two_phase or message.hold_until is not None or len(plan.lanes) != 1:
+        if (
+            plan.owners is not UNSET
+            or len(message.slices) != 1
+            or message.two_phase
+            or message.hold_until is not None
+            or len(plan.lanes) != 1
+        ):
             raise InputError(
                 f"policy: got {chosen.name}, whose messages are not all parts of one parameter in one lane, {_EXPECTED}"
             )

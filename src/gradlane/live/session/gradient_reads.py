@@ -48,7 +48,6 @@ class GradientReads:
         norms = parts.driver.norms
         if norms is None or norms.order != order or tracked.later or not self._is_late(tracked):
             return None
-        parts.was_late = True
         parts.driver.wait_for_norms(norms)
         if not norms.are_there or tracked.later or not self._is_late(tracked):
             return None  # another thread went on meanwhile
@@ -60,7 +59,6 @@ class GradientReads:
     def puts_off(self, tracked: Tracked, operation: InPlace) -> bool:
         is_late = self._is_late(tracked)
         if is_late:
-            self._parts.was_late = True
             self._parts.verifier.touched(tracked.param)
             self._parts.gradients.change_later(tracked, operation)
         else:

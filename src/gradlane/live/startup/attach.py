@@ -38,7 +38,7 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.copies import copy_from, wait_for_all
-from gradlane.live.backends.owned_sum import NORMS_ARE_OF_THE_CPU
+from gradlane.live.backends.norms import NORMS_ARE_OF_THE_CPU
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups, is_gloo
 from gradlane.live.backends.streams import streams_of
