@@ -25,6 +25,7 @@ ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 HIERARCHICAL_PAYS = 1.05
 """Sums stay flat unless they were measured to take longer than hierarchical ones by this factor."""
 BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+BUS_KNOWS_NO_OWNERS = "its tensors have owners, which sums within hosts first do not know"
 
 
 def why_not(plan: Plan, backend: BackendName, external: bool = False, in_stream: bool = False) -> str | None:
@@ -77,3 +78,9 @@ def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, external: bool 
     reason = why_not(plan, backend, external, in_stream)
     if reason is not None:
         raise PlanError(f"plan {plan.policy}: {reason}; gradlane policies says which policies {backend} carries")
+
+
+def refuse_owners_beyond(plan: Plan, ranks: int) -> None:
+    """Raise `PlanError` if an owner of the plan's tensors is none of so many ranks."""
+    if plan.owners is not UNSET and max(plan.owners.ranks) >= ranks:
+        raise PlanError(f"plan {plan.policy}: rank {max(plan.owners.ranks)} owns tensors, expected one of {ranks} ranks")

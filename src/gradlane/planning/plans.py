@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 from msgspec import UNSET
 
-from gradlane.core.backends import refuse_what_cannot_be_done
+from gradlane.core.backends import BUS_KNOWS_NO_OWNERS, refuse_owners_beyond, refuse_what_cannot_be_done
 from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
@@ -85,9 +85,10 @@ def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
     check_plan(plan, profile.specs)
     if plan.owners is not UNSET and place.network.bus is not UNSET:
         raise PlanError(
-            f"plan {plan.policy}: its tensors have owners, which sums within hosts first do not know; expected one worker a "
-            "host, sums over all ranks at once (algorithm='flat'), or another policy"
+            f"plan {plan.policy}: {BUS_KNOWS_NO_OWNERS}; expected one worker a host, sums over all ranks at once "
+            "(algorithm='flat'), or another policy"
         )
+    refuse_owners_beyond(plan, place.network.workers)
     refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers, place.in_stream)
     if place.coordinated and plan.early_second_phases:  # rank 0 decides about first phases alone
         plan = msgspec.structs.replace(plan, sequence=None)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from gradlane.core.backends import refuse_what_cannot_be_done
+from gradlane.core.backends import BUS_KNOWS_NO_OWNERS, refuse_owners_beyond, refuse_what_cannot_be_done
 from gradlane.core.cluster import Cluster, Host, Link
 from gradlane.core.fields import need, need_int
 from gradlane.core.place import Place
@@ -162,8 +162,9 @@ def simulation(
     place = Place.of(cluster)
     for job in jobs:
         refuse_what_cannot_be_done(job.plan, place.backend, place.has_external_servers)
-        if job.plan.owners is not UNSET:
-            _refuse_owners(job.plan, cluster)
+        refuse_owners_beyond(job.plan, len(cluster.workers))
+        if job.plan.owners is not UNSET and cluster.bus is not UNSET:
+            raise PlanError(f"plan {job.plan.policy}: {BUS_KNOWS_NO_OWNERS}; expected another policy")
         for server in job.placement or ():
             if server is not None:
                 need_int("placement", server, 0, len(cluster.servers) - 1)
@@ -197,19 +198,6 @@ def simulation(
         seed=seed,
         updates_here=cluster.update_bytes_per_second is None,
     )
-
-
-def _refuse_owners(plan: Plan, cluster: Cluster) -> None:
-    """Raise `PlanError` where a plan whose tensors have owners cannot be carried out."""
-    assert plan.owners is not UNSET
-    if cluster.bus is not UNSET:
-        raise PlanError(
-            f"plan {plan.policy}: its tensors have owners, which sums within hosts first do not know; expected another policy"
-        )
-    if max(plan.owners.ranks) >= len(cluster.workers):
-        raise PlanError(
-            f"plan {plan.policy}: rank {max(plan.owners.ranks)} owns tensors, expected one of {len(cluster.workers)} ranks"
-        )
 
 
 def _at_owners(job: Job, cluster: Cluster) -> Job:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from msgspec import UNSET
 
+from gradlane.core.backends import refuse_owners_beyond
 from gradlane.core.plan import Ownership, Plan
-from gradlane.errors import PlanError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.process_groups import OnEnd
 
@@ -54,8 +54,7 @@ class Norms:
         begin_sum: Callable[[torch.Tensor, OnEnd], None],
     ) -> None:
         owners = owners_of(plan)
-        if max(owners.ranks) >= world:
-            raise PlanError(f"plan {plan.policy}: rank {max(owners.ranks)} owns tensors, expected one of {world} ranks")
+        refuse_owners_beyond(plan, world)
         slot_of = {
             tensor: slot
             for message, buffer in zip(plan.messages, buffers, strict=True)

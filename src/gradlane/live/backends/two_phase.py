@@ -5,9 +5,10 @@ the second gives every rank all shares.
 
 On the CPU the first phase is an all-to-all, after which each rank adds the P copies of its share, in rank order. Gloo's
 reduce-scatter has no future that reports its completion. As many bytes travel, and at two ranks the sum has the same bits as
-Gloo's all-reduce. Both phases go in segments of at most 512 KiB, as Gloo's all-reduce does by itself. Sent at once, megabytes
-in both directions delay each other's acknowledgements: between two hosts at 200 Mbit/s, 8 MiB took 177 or 330 ms, in segments
-176 to 187 ms.
+Gloo's all-reduce. Both phases go in segments of at most 256 KiB. Sent at once, megabytes in both directions delay each other's
+acknowledgements: between two hosts at 200 Mbit/s, 8 MiB took 177 or 330 ms, in segments of 512 KiB 176 to 187 ms. With
+256 KiB in place of 512, a step of emulated networks took 0.98 to 1.00 of its time under `dear` and 0.93 to 0.98 under `owners`.
+With 32 KiB it took longest (bench/notes/auto.md).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from gradlane.live.torch_versions import all_gather_single, reduce_scatter_single
 
-SEGMENT_BYTES = 512 << 10
+SEGMENT_BYTES = 256 << 10
 
 
 class TwoPhase:

@@ -38,8 +38,8 @@ class GradientReads:
             # it does not count against deferring where a plan may come into force that tells such norms
             self._parts.was_late |= order is None or order != self._parts.planner.clips
             if not self._parts.has_told("read"):
-                text = f"{reader(of='gradients')} between backward and step: such steps wait for all sums"
-                self._parts.tell("read", text)
+                waits = "such steps wait for all sums" if order is None else "such steps wait for all sums under this plan"
+                self._parts.tell("read", f"{reader(of='gradients')} between backward and step: {waits}")
         self._wait(tracked)
 
     @in_turn

@@ -13,6 +13,7 @@ import torch
 import gradlane
 
 _GRADLANE, _TORCH = (f"{Path(str(package.__file__)).parent}/" for package in (gradlane, torch))
+_IMPORTS = "<frozen "  # what runs a module of gradlane's own as a script
 _LIBRARIES = {"site-packages", "dist-packages"}  # folders of packages that the script imports
 
 
@@ -39,7 +40,7 @@ def reader(of: str) -> str:
     called = ""
     for frame in _stack(sys._getframe(1)):
         name = frame.f_code.co_name
-        if not frame.f_code.co_filename.startswith((_GRADLANE, _TORCH)):
+        if not frame.f_code.co_filename.startswith((_GRADLANE, _TORCH, _IMPORTS)):
             return f"{_place(frame)} reads {of}{called}{_for_script(frame)}"
         if frame.f_code.co_filename.startswith(_TORCH) and not name.startswith(("_", "<")):
             called = f" ({name})"  # the outermost is what the script calls
