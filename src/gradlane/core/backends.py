@@ -81,6 +81,6 @@ def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, external: bool 
 
 
 def refuse_owners_beyond(plan: Plan, ranks: int) -> None:
-    """Raise `PlanError` if an owner of the plan's tensors is none of so many ranks."""
+    """Raise `PlanError` unless all owners of the plan's tensors are among so many ranks."""
     if plan.owners is not UNSET and max(plan.owners.ranks) >= ranks:
         raise PlanError(f"plan {plan.policy}: rank {max(plan.owners.ranks)} owns tensors, expected one of {ranks} ranks")

@@ -121,10 +121,8 @@ class FluidFabric:
             self._streams[name] = _Connection(network_class)
         key = run_key(plan.wire, details.priority, self._numbers, is_sum=False)
         by_packet = not returns_whole(plan.wire) and not details.two_phase
-        size_bytes = plan.sum_bytes(
-            message, len(self._cluster.workers)
-        )  # where owners share it unevenly, the largest sets the pace
-        flow = _Flow(rank, message, size_bytes, key, by_packet)
+        # where owners share it unevenly, the largest part sets the pace
+        flow = _Flow(rank, message, plan.sum_bytes(message, len(self._cluster.workers)), key, by_packet)
         if details.two_phase:
             self._unasked[rank, message] = self._streams[name], flow
         # the sender prepares messages one after another, while others are on the wire

@@ -1,8 +1,8 @@
 """Norms: what owners tell over parameter servers, in virtual time.
 
-A rank asks for no second phase before the norms are there. They leave when every rank has sent its part of every message, and
-has the sums of messages of one phase. They take one message each way on the narrowest link; nothing else is under way then
-but second phases with a place of their own in the order, which leave that little room.
+A rank asks for no second phase before the norms are there, but for those with a place in the plan's sequence. Norms leave when
+every rank has sent its part of every message, and has the sums of messages of one phase. They take the time of a message each
+way on the narrowest link, alone.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class _Phase:
 class OwnedPieces:
     """Carries the messages of one plan over one node.
 
-    Threads: `ended` and `failed` are called by the thread that takes the node's ends, all else as in `Backend`.
+    Threads: `ended` is called by the thread that takes the node's ends, `failed` by any, all else as in `Backend`.
 
     Args:
         node: on which no tensor of an earlier plan is in flight.
@@ -103,7 +103,7 @@ class OwnedPieces:
     def _define_part(self, plan: Plan, index: int, part: torch.Tensor, **ends: int) -> range:
         """Define tensors for a part of message `index`, none if it is empty. Returns their ids."""
         message, begin, address = plan.messages[index], self.end, part.data_ptr()
-        # its server returns a sum of one sender or receiver to nobody who could wait for the whole
+        # nobody waits for all packets of a part together: each may leave by itself
         wire: Wire = "packet-fifo" if ends and plan.wire == "fifo" else plan.wire
         for size_bytes in cut(part, self._most_bytes) if part.numel() else ():
             self._node.define(
@@ -141,20 +141,18 @@ class OwnedPieces:
         """Begin the second phase. Returns True if it has ended already: this rank owns nothing, and all owners have sent."""
         phase = self._second[message]
         with self._lock:
-            phase.on_done = on_done if phase.missing else None
-        if phase.on_done is None:
+            has_ended = not phase.missing
+            phase.on_done = None if has_ended else on_done
+        if has_ended:
             phase.buffer.scatter()
-            return True
         for tensor in phase.starts:
             self._node.push(tensor)
-        return False
+        return has_ended
 
     def ended(self, tensor: int) -> None:
         """`tensor` is done: what ends with it is told."""
         if tensor == self._tensor_of_norms:
-            then, self._then = self._then, None
-            if then is not None:
-                then(None)
+            self._norms_ended(None)
             return
         message, phase = self._phase_of[tensor]
         with self._lock:
@@ -168,9 +166,7 @@ class OwnedPieces:
 
     def failed(self, error: BaseException) -> None:
         """Nothing ends any more: tell all that wait."""
-        if self._then is not None:
-            then, self._then = self._then, None
-            then(error)
+        self._norms_ended(error)
         for message, phase in (*enumerate(self._first), *self._second.items()):
             with self._lock:
                 on_done, phase.on_done = phase.on_done, None
@@ -180,3 +176,9 @@ class OwnedPieces:
     def _sum_norms(self, norms: torch.Tensor, then: OnEnd) -> None:
         self._then = then
         self._node.push(self._tensor_of_norms)
+
+    def _norms_ended(self, error: BaseException | None) -> None:
+        with self._lock:
+            then, self._then = self._then, None
+        if then is not None:
+            then(error)
