@@ -283,6 +283,46 @@ def crosses_though_sums_come_in_time(rank: int, world: int, way: str) -> bool:
         return session._parts.crosses
 
 
+def beside_ddp_with_fewer_threads(rank: int, world: int, backend: str, when: str) -> list[str]:
+    """Names that differ from DDP's, where the script lets torch use fewer threads from step 5 on, "before backward" or
+    "before clipping". The sum of absolute values has other bits then.
+    """
+
+    def trained(model: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        generator, seen = torch.Generator().manual_seed(rank), {}
+        torch.set_num_threads(2)
+        for step in range(STEPS):
+            if step == 5 and when == "before backward":
+                torch.set_num_threads(1)
+            optimizer.zero_grad()
+            call(torch.randn(8, 600, generator=generator)).square().mean().backward()
+            if step == 5 and when == "before clipping":
+                torch.set_num_threads(1)
+            seen[f"norm {step}"] = clip_grad_norm_(model.parameters(), 0.1, norm_type=1)
+            optimizer.step()
+        return {**bits_of(model, optimizer), **seen}
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
+        return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+    threads, network = torch.get_num_threads(), gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    try:
+        model, optimizer = made()
+        reference = trained(model, DistributedDataParallel(model), optimizer)
+        model, optimizer = made()
+        chosen = gradlane.policies.get("owners", order=1, least_bytes=1024, most_bytes=2**22)
+        options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": backend}
+        with held_network(lambda message: True), gradlane.attach(model, optimizer, chosen, **options) as session:
+            found = trained(model, model, optimizer)
+            session.flush()
+            found |= bits_of(model, optimizer)
+        return differences(reference, found)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def ends_alike(rank: int, world: int, way: str, backend: str) -> list[list[float]]:
     """On each of more than two ranks: the sums of all that there is in the end, and what was seen."""
     torch.manual_seed(7)

@@ -8,7 +8,6 @@ import gc
 import io
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import distributed as dist
@@ -24,7 +23,7 @@ from tests.live.cases import differences
 from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
 from tests.live.loops.buffers import Scaled
 from tests.live.models import Convolutions
-from tests.live.networks import UntilAwaited, counting_deferred_updates, slow_network
+from tests.live.networks import counting_deferred_updates, network_until_awaited, slow_network
 
 OPTIONS = {"policy": "blocks", "network": GIVEN, "profile_iterations": 1, "timeout": 20}
 Loop = Callable[[Any, Any, torch.Generator], list[Any]]
@@ -435,7 +434,7 @@ def readers(rank: int, world: int) -> dict[str, list[str]]:
         model = Mlp()
         wrapper, optimizer = _wrap(model), momentum(model)
         generator = torch.Generator().manual_seed(rank)
-        with patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited), log_lines() as lines:
+        with network_until_awaited(), log_lines() as lines:
             for _ in range(10):
                 _step(wrapper, model, optimizer, generator, functools.partial(loop, model, optimizer.step))
             _close(wrapper)

@@ -23,6 +23,12 @@ def test_norms_and_parameters_have_the_bits_of_ddp_and_updates_are_deferred_unle
         assert (deferred > 0) == (way not in READS_SUMS)
 
 
+@pytest.mark.parametrize("when", ["before backward", "before clipping"])
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_norms_have_the_bits_that_the_script_would_compute_with_as_many_threads(two_ranks, backend, when):
+    assert two_ranks.run("tests.live.clipping:beside_ddp_with_fewer_threads", backend=backend, when=when) == [[], []]
+
+
 @pytest.mark.parametrize("way", ["by torch", "by value"])
 def test_sums_that_come_in_time_by_themselves_are_no_reason_to_keep_the_barrier(two_ranks, way):
     assert two_ranks.run("tests.live.clipping:crosses_though_sums_come_in_time", way=way) == [True, True]

@@ -15,7 +15,7 @@ from gradlane.live.session.verification import Verifier
 from tests.live.cases import train
 from tests.live.loops import GIVEN, log_lines
 from tests.live.models import MODELS, OPTIMIZERS
-from tests.live.networks import UntilAwaited, counting_deferred_updates, slow_network
+from tests.live.networks import counting_deferred_updates, network_until_awaited, slow_network
 
 STEPS = 8
 
@@ -45,7 +45,7 @@ def is_right(
 def deferred_by_step(rank: int, world: int, every: int) -> tuple[list[int], str]:
     """How many updates each step has deferred where each iteration that `every` divides is verified, and the last line."""
     counts = []
-    with patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited), log_lines() as lines:
+    with network_until_awaited(), log_lines() as lines:
         torch.manual_seed(7)
         net = MODELS["convolutions"]()
         opt = OPTIMIZERS["sgd"](net.parameters())
@@ -73,7 +73,7 @@ class _ByTheGlobalNorm(torch.optim.Optimizer):
 
 def an_optimizer_needs_all_gradients(rank: int, world: int, verify: bool) -> str:
     """An optimizer of which the script says wrongly that each update depends on its own gradient alone."""
-    with patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited):
+    with network_until_awaited():
         torch.manual_seed(7)
         net = MODELS["convolutions"]()
         opt = _ByTheGlobalNorm(net.parameters())

@@ -43,6 +43,8 @@ class Norms:
 
     Attributes:
         memory: of what is summed; it stays.
+        threads: with how many threads of torch's this rank computes norms, those of the training thread at the beginning of
+            the iteration: the bits of some orders depend on it.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Norms:
 
     def begin(self) -> None:
         """An iteration begins."""
+        self.threads = torch.get_num_threads()
         self.are_there = False
         self._missing = self._messages
 
@@ -111,6 +114,8 @@ class Norms:
 
     def _exchange(self, then: OnEnd) -> None:
         self.memory.zero_()
+        if torch.get_num_threads() != self.threads:  # each thread has a number of its own, once it has computed anything
+            torch.set_num_threads(self.threads)
         for tensor, slot in self._owned:
             self.memory[tensor] = torch.linalg.vector_norm(slot, self.order)
 

@@ -48,6 +48,8 @@ class GradientReads:
         norms = parts.driver.norms
         if norms is None or norms.order != order or tracked.later or not self._is_late(tracked):
             return None
+        if norms.threads != torch.get_num_threads():  # the script has changed it since its backward pass began
+            return None
         parts.driver.wait_for_norms(norms)
         if not norms.are_there or tracked.later or not self._is_late(tracked):
             return None  # another thread went on meanwhile
