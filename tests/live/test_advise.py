@@ -31,7 +31,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("holds", [[], ["holds"]])
+@pytest.mark.parametrize("holds", [pytest.param([], marks=pytest.mark.extra), ["holds"]])
 def test_a_script_is_measured_and_ended_without_its_help(tmp_path, holds):
     script = tmp_path / "of_this_test.py"
     script.write_text(SCRIPT.read_text())

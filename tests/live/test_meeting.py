@@ -50,6 +50,7 @@ def last_line(process: subprocess.Popen[str]) -> str:
     return errors.strip().splitlines()[-1]
 
 
+@pytest.mark.extra
 def test_ranks_that_agree_meet_and_a_second_process_of_the_same_rank_is_refused(tmp_path: Path) -> None:
     job = Job(tmp_path)
     ranks = [job.start(0, 2), job.start(1, 2)]

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.commands import command_line
 from tests.ports import free_port
 
@@ -46,6 +48,7 @@ def test_tasks_of_slurm_are_ranks(tmp_path: Path) -> None:
     assert said == [f"gradlane.live.ddp.wrapper {rank} 2 {rank} 3.0\n" for rank in range(2)]
 
 
+@pytest.mark.extra
 def test_processes_that_torchrun_has_started_are_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
