@@ -179,10 +179,11 @@ def _trained(policy: Any, rank: int, **options: Any) -> tuple[dict[str, torch.Te
         backend: Any = session._driver._backend
         train(net, net, optimizer, net.batch, 4, rank)
         session.flush()
+        dist.barrier()  # what this rank sends to others, they have
         before = backend._node.stats()["sent_bytes"]
         train(net, net, optimizer, net.batch, 1, rank)
         session.flush()
-        dist.barrier()  # what this rank sends to others, they have
+        dist.barrier()
         sent = backend._node.stats()["sent_bytes"] - before
         check_timeline(session.timeline(), session.plan)
         replay(session.dispatch_log())
