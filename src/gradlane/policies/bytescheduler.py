@@ -39,7 +39,7 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     Attributes:
         partition_bytes: the largest slice.
         credit_bytes: how many bytes may be unfinished.
-        pulls: the order in which servers return sums, "priority" or "arrival".
+        pulls: how servers order the sums that they return: by "priority", or by "arrival".
     """
 
     name: ClassVar[str] = "bytescheduler"

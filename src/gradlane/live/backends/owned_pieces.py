@@ -1,9 +1,9 @@
-"""OwnedPieces: the tensors of a node in which the messages of a plan travel whose tensors have owners.
+"""OwnedPieces: as `Pieces`, for a plan whose tensors have owners.
 
 A two-phase message has a part for each rank: the tensors that the rank owns. Each part is two tensors of the node. The first is
 a sum for the owner alone, at the server beside it; it ends on the other ranks when their parts are sent. The second goes from
 the owner to all. An owner sends when its own second phase begins. The other ranks say at the beginning of each iteration where
-it goes, so that whoever is behind holds up no connection.
+to put what it sends, so that packets which come early go straight to their place.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 from gradlane.core.plan import Plan, Wire
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
 from gradlane.live.backends.norms import Norms, part_lengths
-from gradlane.live.backends.pieces import cut
+from gradlane.live.backends.pieces import define
 from gradlane.live.backends.process_groups import OnEnd
 from gradlane.transport import Node
 
 if TYPE_CHECKING:
-    from gradlane.live.backends.base import OnDone
+    from gradlane.live.backends.base import OnDone, OnSent
 
 
 @dataclass
@@ -45,17 +45,7 @@ class _Phase:
 
 
 class OwnedPieces:
-    """Carries the messages of one plan over one node.
-
-    Threads: `ended` is called by the thread that takes the node's ends, `failed` by any, all else as in `Backend`.
-
-    Args:
-        node: on which no tensor of an earlier plan is in flight.
-        first: the id of the first tensor.
-        plan: the same on every rank.
-        buffers: the memory of each message, which stays where it is until the node forgets its tensors.
-        weight: connections per lane, over which a lane's messages are dealt.
-        most_bytes: of a piece, as in `Pieces`.
+    """As `Pieces`, whose arguments and methods it has. Sends are not told.
 
     Attributes:
         norms: of the plan's sums.
@@ -102,23 +92,11 @@ class OwnedPieces:
 
     def _define_part(self, plan: Plan, index: int, part: torch.Tensor, **ends: int) -> range:
         """Define tensors for a part of message `index`, none if it is empty. Returns their ids."""
-        message, begin, address = plan.messages[index], self.end, part.data_ptr()
         # nobody waits for all packets of a part together: each may leave by itself
         wire: Wire = "packet-fifo" if ends and plan.wire == "fifo" else plan.wire
-        for size_bytes in cut(part, self._most_bytes) if part.numel() else ():
-            self._node.define(
-                self.end,
-                address,
-                size_bytes,
-                dtype_name(part),
-                wire=wire,
-                priority=message.priority,
-                lane=message.lane + len(plan.lanes) * (index % self._weight),
-                **ends,
-            )
-            address += size_bytes
-            self.end += 1
-        return range(begin, self.end)
+        tensors = define(self._node, self.end, plan, index, part, wire, self._weight, self._most_bytes, **ends)
+        self.end = tensors.stop
+        return tensors
 
     def begin(self) -> None:
         """An iteration begins; all of the one before has ended."""
@@ -129,7 +107,7 @@ class OwnedPieces:
             for tensor in phase.listens:
                 self._node.push(tensor)
 
-    def start(self, message: int, on_done: OnDone) -> None:
+    def start(self, message: int, on_done: OnDone, on_sent: OnSent) -> None:
         """Begin the first phase of `message`, or its only one."""
         phase = self._first[message]
         phase.buffer.gather()

@@ -31,7 +31,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any, Literal
 
@@ -72,17 +72,6 @@ _SMALLEST_BYTES = 64
 
 
 Level = Literal["memory", "network"]
-
-
-@dataclass
-class _UnderWay:
-    """A message that was started: how many of its pieces have not been sent, and are not done."""
-
-    buffer: MessageBuffer
-    on_done: OnDone
-    on_sent: OnSent
-    unsent: int
-    undone: int
 
 
 class ParameterServerBackend:
@@ -157,9 +146,7 @@ class ParameterServerBackend:
         self._weight = weight
         self._formations = 0
         self._buffers: Sequence[MessageBuffer] = []  # of the plan in force
-        self._pieces: Pieces
-        self._owned: OwnedPieces | None = None  # in place of them
-        self._under_way: dict[int, _UnderWay] = {}
+        self._pieces: Pieces | OwnedPieces | None = None  # of the plan in force
         self._failure: JobError | None = None
         self._engine: NodeEngine | None = None
         self._on_failure: Callable[[JobError], None] = lambda error: None
@@ -193,32 +180,13 @@ class ParameterServerBackend:
                     self._report_failure(error)
                     self._report_to_owner()
                 return
+            assert self._pieces is not None
             for tensor in done:
-                if self._owned is not None:
-                    self._owned.ended(tensor)
-                    continue
-                message = self._pieces.message_of(tensor if tensor >= 0 else ~tensor)
-                state = self._under_way[message]
-                if tensor < 0:
-                    state.unsent -= 1
-                    if state.unsent == 0:
-                        state.on_sent(message)
-                    continue
-                state.undone -= 1
-                if state.undone > 0:
-                    continue
-                del self._under_way[message]
-                state.buffer.scatter()
-                state.on_done(message, None)
+                self._pieces.ended(tensor)
 
     def _report_failure(self, error: JobError) -> None:
-        if self._owned is not None:
-            self._owned.failed(error)
-        for message in list(self._under_way):
-            taken = self._under_way.pop(message, None)
-            # otherwise another thread, here at the same time, has reported it
-            if taken is not None:
-                taken.on_done(message, error)
+        if self._pieces is not None:
+            self._pieces.failed(error)
 
     def _report_to_owner(self) -> None:
         if self._failure is not None and self._engine is not None and not self._engine.all_arrived:
@@ -336,18 +304,14 @@ class ParameterServerBackend:
         self._node.forget_below(self._next)
         self._engine, self._buffers = None, buffers
         self._first = self._next
-        if plan.owners is UNSET:
-            memory = [buffer.tensor for buffer in buffers]
-            self._owned, self._pieces = None, Pieces(self._node, self._first, plan, memory, self._weight, self._piece_bytes)
-            self._next = self._pieces.end
-        else:
-            self._owned = OwnedPieces(self._node, self._first, plan, buffers, self._weight, self._piece_bytes)
-            self._next = self._owned.end
-        self.tells_sends = self._owned is None  # a first phase has ended when this rank has the sums that it owns
+        kind = Pieces if plan.owners is UNSET else OwnedPieces
+        self._pieces = kind(self._node, self._first, plan, buffers, self._weight, self._piece_bytes)
+        self._next = self._pieces.end
+        self.tells_sends = plan.owners is UNSET  # else a first phase has ended when this rank has the sums that it owns
 
     @property
     def norms(self) -> Norms | None:
-        return None if self._owned is None else self._owned.norms
+        return None if self._pieces is None else self._pieces.norms
 
     @property
     def _piece_bytes(self) -> int | None:
@@ -355,7 +319,7 @@ class ParameterServerBackend:
 
     def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
         """The node starts messages by itself, unless tensors have owners."""
-        if self._owned is not None:
+        if not isinstance(self._pieces, Pieces):
             return None
         memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
         self._on_failure = on_failure
@@ -383,8 +347,8 @@ class ParameterServerBackend:
     def begin(self, expected: list[list[int]]) -> None:
         """No order is agreed upon; what has failed between two iterations is reported now."""
         self._report_to_owner()
-        if self._owned is not None:
-            self._owned.begin()
+        assert self._pieces is not None
+        self._pieces.begin()
 
     def expect(self, message: int) -> None:
         """No order is agreed upon: nothing to do."""
@@ -395,13 +359,8 @@ class ParameterServerBackend:
 
     def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         """Hand `buffer` to the node. Returns False: the thread reports the end."""
-        if self._owned is not None:
-            self._owned.start(message, on_done)
-        else:
-            pieces = self._pieces.counts[message]
-            self._under_way[message] = _UnderWay(buffer, on_done, on_sent, pieces, pieces)
-            buffer.gather()
-            self._pieces.push(message)
+        assert self._pieces is not None
+        self._pieces.start(message, on_done, on_sent)
         # the thread may have reported it before this message was in flight
         if self._failure is not None:
             self._report_failure(self._failure)
@@ -411,10 +370,8 @@ class ParameterServerBackend:
         """Let this rank's server return its part of the sum, as in an all-gather, or send the sums that this rank owns.
         Returns as `start` does, unless all owners have sent.
         """
-        if self._owned is None:
-            self._pieces.release(message)
-            return False
-        has_ended = self._owned.start_second(message, on_done)
+        assert self._pieces is not None
+        has_ended = self._pieces.start_second(message, on_done)
         if self._failure is not None:
             self._report_failure(self._failure)
         return has_ended
