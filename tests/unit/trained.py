@@ -129,22 +129,22 @@ class Session:
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         with self._job.turn.given_up():
-            self._job.waiting += 1
+            self._job.awaited.append(holds)
             self._job.threads.wait(lambda: holds() or self._job.has_failed)
-            self._job.waiting -= 1
+            self._job.awaited.remove(holds)
         self.check()
 
     def look_at_waits(self) -> None:
         pass
 
-    def wait_for(self, each: Tracked) -> None:
+    def wait_for(self, several: Sequence[Tracked]) -> None:
         iteration = self.iteration
-        if not self._of(each).has_sum:
-            self.wait_until(lambda: self._of(each).has_sum or self.iteration != iteration, each.name)
+        for each in several:
+            if not self._of(each).has_sum:
+                self.wait_until(lambda each=each: self._of(each).has_sum or self.iteration != iteration, each.name)
 
     def wait_for_all(self) -> None:
-        for each in self.every:
-            self.wait_for(each)
+        self.wait_for(self.every)
 
     def arriving_with(self, each: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
         return [other for other in several if other is each or self._of(other).has_sum]
@@ -215,7 +215,7 @@ class Job:
         self._on_the_way: list[Param] = []
         self._speed = self._rng.choice((0.0, 0.02, 0.1))
         self._looks = self._rng.choice(((0, 0, 0, 1), (0, 1, 2, 3)))  # a script that looks often leaves little to other threads
-        self.waiting = 0  # threads
+        self.awaited: list[Callable[[], bool]] = []  # by threads
         self.sessions = [Session(number, self, self._rng.choice((1, 2, 3))) for number in range(self._rng.choice((1, 1, 2)))]
         self._params = [param for session in self.sessions for param in session.params]
         self._optimizers = [Optimizer(self._params)]
@@ -253,7 +253,7 @@ class Job:
 
     def _comes(self) -> bool:
         """Whether the next sum is there: at last when somebody waits for one."""
-        return bool(self.waiting) or self._rng.random() < self._speed
+        return any(not holds() for holds in self.awaited) or self._rng.random() < self._speed
 
     # -- the script ---------------------------------------------------------------------------------
 
@@ -341,13 +341,9 @@ class Job:
             session.updates.settle()
         session.updates.make(several)
         late = [each for each in several if not session._of(each).has_sum and self._rng.random() < 0.8]
-        for each in several:
-            if each not in late:
-                session.wait_for(each)
+        session.wait_for([each for each in several if each not in late])
         late = [each for each in late if each.phase is Phase.AWAITED]
-        for each in several:
-            if not session._of(each).has_sum and each not in late:
-                session.wait_for(each)
+        session.wait_for([each for each in several if each not in late])
         session.updates.step(several, late, Call(optimizer) if late else None)
 
     def _look(self) -> None:
@@ -358,7 +354,7 @@ class Job:
             if what == "parameter":
                 param.read(exactly=True)
             elif what == "gradient":
-                self._read_gradient(param)
+                self._read_gradients(self._rng.sample(self._params, self._rng.randint(1, len(self._params))))
             elif what == "state":
                 self._rng.choice(self._optimizers).state_is_read()
             else:
@@ -367,13 +363,18 @@ class Job:
                 if what == "fork":
                     self._all_are_current(self._params)
 
-    def _read_gradient(self, param: Param) -> None:
-        def read() -> None:
-            if not param.has_sum:
-                raise WrongError(f"the gradient of {param.tracked.name} is read before its sum has arrived")
+    def _read_gradients(self, params: Sequence[Param]) -> None:
+        """One operation on several gradients, such as a norm of all."""
+        for session in self.sessions:
+            of_it = [param for param in params if param.session is session]
+            of_it = [param for param in of_it if param.tracked.phase in (Phase.AWAITED, Phase.DEFERRED)]
 
-        if param.tracked.phase in (Phase.AWAITED, Phase.DEFERRED):
-            param.session.updates.read(param.tracked, read)
+            def read(of_it: Sequence[Param] = of_it) -> None:
+                for param in of_it:
+                    if not param.has_sum:
+                        raise WrongError(f"the gradient of {param.tracked.name} is read before its sum has arrived")
+
+            session.updates.read([param.tracked for param in of_it], read)
 
     @staticmethod
     def _all_are_current(params: Iterable[Param]) -> None:

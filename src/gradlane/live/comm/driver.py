@@ -112,6 +112,7 @@ class Driver:
         self.plan, self._messages_of = plan, plan.messages_by_tensor
         self.plans += 1
         self.slots = self._gradient_buffers.slots
+        self._every = range(len(self.slots))
         self.summed = self._gradient_buffers if self._staging is None else self._staging.mirror
         self._buffers = self.summed.message_buffers(plan)
         try:
@@ -269,27 +270,24 @@ class Driver:
         """Take note of what has arrived by now, where that is not told by itself."""
         self._carrier.look()
 
-    def wait_for(self, tensor: int) -> None:
-        """Wait until the sum of `tensor` is in its slot, or until another thread has begun the next iteration, for which the
-        sum had to be there.
+    def wait_for(self, tensors: Sequence[int]) -> None:
+        """Wait until the sums of `tensors` are in their slots, or until another thread has begun the next iteration, for which
+        they had to be there.
 
-        On a device the script's stream waits for the slot. The host waits for the sum, unless it is queued on
-        the device too.
+        On a device the script's stream waits for the slots. The host waits for the sums, unless they are queued on the device
+        too.
 
         Raises:
-            JobError: the job has failed, or the sum did not arrive in time.
+            JobError: the job has failed, or a sum did not arrive in time.
         """
-        self.wait_for_each((tensor,))
-
-    def wait_for_each(self, tensors: Sequence[int]) -> None:
-        """Wait until the sums of all `tensors` are in their slots, as `wait_for` does."""
-        for tensor in self._carrier.late(tensors):
-            self._wait_for_one(tensor)
+        late = self._carrier.late(tensors)
+        if len(late) > 1 and set(late).issuperset(self._carrier.late(self._every)):  # one wait takes less time than many
+            self._wait(None, "the sums of this iteration")
+        else:
+            for tensor in late:
+                self._wait(tensor, f"the sum of {self.plan.tensors[tensor].name}")
         if self.streams is not None and self._has_begun:
             self._join(tensors)
-
-    def _wait_for_one(self, tensor: int) -> None:
-        self._wait(tensor, f"the sum of {self.plan.tensors[tensor].name}")
 
     def _join(self, tensors: Sequence[int]) -> None:
         """Make the script's stream wait for sums that have arrived for the host."""
@@ -308,7 +306,7 @@ class Driver:
         if not self._carrier.all_arrived:
             self._wait(None, "the sums of this iteration")
         if self.streams is not None and self._has_begun:
-            self._join(range(len(self.slots)))
+            self._join(self._every)
 
     @property
     def norms(self) -> Norms | None:

@@ -61,9 +61,10 @@ class ServedActions(Guarding):
 
     # -- values -------------------------------------------------------------------------------------
 
-    def wait_for(self, tracked: Tracked) -> None:
+    def wait_for(self, several: Sequence[Tracked]) -> None:
         with given_up():
-            self._values.wait_for(tracked.tensor)
+            for tracked in several:
+                self._values.wait_for(tracked.tensor)
 
     def wait_for_all(self) -> None:
         """Values whose steps were not called are waited for by `ServedIterations.wait_for_unstepped`."""

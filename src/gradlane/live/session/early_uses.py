@@ -8,10 +8,15 @@ back but the gradient itself, so that it may run when the sum is there. It may b
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+
+from gradlane.live.session.tracked import Tracked
+
+if TYPE_CHECKING:
+    from gradlane.live.session.guards import Reads
 
 Result = tuple[Any]
 IsPending = Callable[[Any], bool]
@@ -33,6 +38,22 @@ def use_early(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_pendi
     return early(func, gradients, args, kwargs)
 
 
+def wait_for_sums(gradients: Iterable[Any], order: float | None = None) -> None:
+    """Wait for the sums of gradients that are about to be used; `order` as for `guards.Reads.read`."""
+    for reads, several in _by_reads(gradients):
+        reads.read(several, order)
+
+
+def _by_reads(gradients: Iterable[Any]) -> Iterable[tuple[Reads, list[Tracked]]]:
+    """Whose gradients stand for sums, by who has to hear of a use: each session of its own."""
+    found: dict[int, tuple[Reads, list[Tracked]]] = {}
+    for gradient in gradients:
+        reads = gradient.reads
+        if reads is not None:
+            found.setdefault(id(reads), (reads, []))[1].append(gradient.tracked)
+    return found.values()
+
+
 def order_of_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """The order of the norm of whole gradients that the call computes; None if it computes another thing."""
     names = _NORMS.get(func)
@@ -51,14 +72,18 @@ def _norms(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: d
     order = order_of_norm(func, args, kwargs)
     if order is None:
         return None
-    norms = [gradient.reads.norm(gradient.tracked, order) for gradient in gradients]
-    if all(norm is None for norm in norms):
+    known: dict[Tracked, torch.Tensor] = {}
+    for reads, several in _by_reads(gradients):
+        known |= reads.norms(several, order)
+    if not known:
         return None
+    norms = [known.pop(gradient.tracked, None) for gradient in gradients]
     if func not in _OF_MANY:
         return (norms[0],)
     # those whose sums have arrived: no norm depends on the other gradients of the call
-    there = [gradient.current(order) for gradient, norm in zip(gradients, norms, strict=True) if norm is None]
-    theirs = iter(func(there, order) if there else ())
+    there = [gradient for gradient, norm in zip(gradients, norms, strict=True) if norm is None]
+    wait_for_sums(there, order)
+    theirs = iter(func([gradient.slot for gradient in there], order) if there else ())
     return (tuple(next(theirs) if norm is None else norm for norm in norms),)
 
 
@@ -96,7 +121,10 @@ def _change(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: 
     def change(*slots: torch.Tensor) -> None:
         func(list(slots) if func in _OF_MANY else slots[0], *args[1:], **kwargs)
 
-    there = [gradient.slot for gradient in gradients if not gradient.reads.puts_off(gradient.tracked, change)]
+    later: set[Tracked] = set()
+    for reads, several in _by_reads(gradients):
+        later |= reads.puts_off(several, change)
+    there = [gradient.slot for gradient in gradients if gradient.tracked not in later]
     if there:
         change(*there)
     return (args[0],)

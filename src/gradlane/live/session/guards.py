@@ -26,33 +26,36 @@ pass in Python.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import torch
 import torch.optim.optimizer as optimizers
 
 from gradlane.live.comm.turn import turn
-from gradlane.live.session.early_uses import order_of_norm, use_early
+from gradlane.live.session.early_uses import order_of_norm, use_early, wait_for_sums
 from gradlane.live.session.tracked import Tracked
 
 
 class Reads(Protocol):
     """Who hears that a gradient is used which stands for a sum. Called on any thread."""
 
-    def read(self, tracked: Tracked, order: float | None = None) -> None:
-        """An operation is about to use the gradient: wait for the sum.
+    def read(self, several: Sequence[Tracked], order: float | None = None) -> None:
+        """An operation is about to use gradients: wait for their sums.
 
         Args:
-            tracked: whose gradient it is.
-            order: the operation computes a norm of this order; None for any other.
+            several: whose gradients they are.
+            order: the operation computes norms of this order; None for any other.
         """
 
-    def norm(self, tracked: Tracked, order: float) -> torch.Tensor | None:
-        """The norm of the gradient, if it is known before the sum is there; the caller's own tensor."""
+    def norms(self, several: Sequence[Tracked], order: float) -> dict[Tracked, torch.Tensor]:
+        """The norms of those gradients for which they are known before the sum is there; the caller's own tensors."""
 
-    def puts_off(self, tracked: Tracked, operation: InPlace) -> bool:
-        """Whether `operation` will change the gradient when the sum is there; if not, it is there now."""
+    def puts_off(self, several: Sequence[Tracked], operation: InPlace) -> set[Tracked]:
+        """Those of `several` whose gradients `operation` will change when the sum is there; the sums of the others are there
+        now. `operation` is noted once for each time that a member comes.
+        """
 
 
 InPlace = Callable[[torch.Tensor], object]
@@ -100,20 +103,14 @@ class PendingGradient(torch.Tensor):
         self.reads = reads
         self._part = part
 
-    def current(self, order: float | None = None) -> torch.Tensor:
-        """Return the real gradient, after its sum has arrived; `order` as for `Reads.read`."""
-        if self.reads is not None:
-            self.reads.read(self.tracked, order)
-        return self.slot
-
     def own(self) -> torch.Tensor:
         """Return the real gradient, after its sum has arrived, in memory that no session uses."""
-        self.current()
+        wait_for_sums((self,))
         return self.slot if self.reads is None else self._part(self, None)
 
     def replace_data(self, data: torch.Tensor) -> None:
         """Do `self.data = data`: other memory, perhaps of another dtype, takes the slot's place."""
-        self.current()
+        wait_for_sums((self,))
         if self.reads is None:
             self.slot.data = data
         else:
@@ -151,15 +148,17 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args[0].replace_data(_with(args[1], PendingGradient.own))
         return None
     if getattr(func, "overloadpacket", func) not in _GIVES_MEMORY_AWAY:
-        order = order_of_norm(func, args, kwargs)
-        current = PendingGradient.current if order is None else functools.partial(PendingGradient.current, order=order)
-        result = func(*_with(args, current), **_with(kwargs, current))
+        wait_for_sums(wrappers.values(), order_of_norm(func, args, kwargs))
+        result = func(*_with(args, _slot), **_with(kwargs, _slot))
         result = _with_wrappers(result, {id(wrapper.slot): wrapper for wrapper in wrappers.values()})
         memory = {_memory_of(wrapper.slot) for wrapper in wrappers.values()}
         if not _escapes(result, memory, (args, kwargs)):
             return result
     # run it again, on copies: what hands out memory (a view, an array) has changed nothing
     return func(*_with(args, PendingGradient.own), **_with(kwargs, PendingGradient.own))
+
+
+_slot: Callable[[PendingGradient], torch.Tensor] = operator.attrgetter("slot")
 
 
 def _is_pending(value: Any) -> bool:

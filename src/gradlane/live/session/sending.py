@@ -115,13 +115,13 @@ class Sending:
         self._driver.all_are_ready()
         return absent
 
-    def fill_in(self, absent: Iterable[Tracked]) -> None:
+    def fill_in(self, absent: Sequence[Tracked]) -> None:
         """Show the sums of `absent` that other ranks have produced, and those that belong into memory of the script's.
 
         As DDP with find_unused_parameters, leave a gradient alone that no rank has produced.
         """
+        self._driver.wait_for([tracked.tensor for tracked in absent])
         for tracked in absent:
-            self._driver.wait_for(tracked.tensor)
             if self._driver.used_by_anybody(tracked.tensor):
                 self._gradients.show_absent(tracked)
         if self._gradients.of_the_script:
@@ -136,8 +136,8 @@ class Sending:
             "shared gradients",
             "gradients lie in memory that the script holds too (a flat buffer, views): their sums are waited for in backward()",
         )
+        self._driver.wait_for([tracked.tensor for tracked, _ in self._gradients.of_the_script])
         for tracked, gradient in self._gradients.of_the_script:
-            self._driver.wait_for(tracked.tensor)
             self._verifier.arrived(tracked.param, tracked.slot)
             with torch.no_grad():
                 gradient.copy_(tracked.slot)

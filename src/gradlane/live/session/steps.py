@@ -65,7 +65,8 @@ class Steps:
         parts.failures.check()
         parts.gpu.refuse_capture("optimizer.step()")
         of = parts.tracked_of
-        self._stepped = [of[id(param)] for group in optimizer.param_groups for param in group["params"] if id(param) in of]
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        self._stepped = [tracked for param in params if (tracked := of.get(id(param))) is not None]
         if self._updates.in_backward:
             self._refuse_inside()
             return instead
@@ -128,7 +129,7 @@ class Steps:
             now, late = self._late_among(optimizer, now)
         # nothing is hidden until the last wait is over, in which a signal handler or another thread may read anything
         tensors = [tracked.tensor for tracked in now]
-        self._driver.wait_for_each(tensors)
+        self._driver.wait_for(tensors)
         # GradScaler has such an optimizer leave out the step by itself
         if not hasattr(optimizer, "grad_scale"):
             parts.finite.updates(tensors)

@@ -70,9 +70,9 @@ class TorchActions(Guarding):
 
     # -- sums ---------------------------------------------------------------------------------------
 
-    def wait_for(self, tracked: Tracked) -> None:
+    def wait_for(self, several: Sequence[Tracked]) -> None:
         self._driver.look()
-        self._driver.wait_for(tracked.tensor)
+        self._driver.wait_for([tracked.tensor for tracked in several])
 
     def arriving_with(self, tracked: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
         late = set(self._driver.late_behind(tracked.tensor, [other.tensor for other in several]))
@@ -113,7 +113,7 @@ class TorchActions(Guarding):
         began = now_ns()
         tensors = [tracked.tensor for tracked in several]
         params = [tracked.param for tracked in several]
-        self._driver.wait_for_each(tensors)
+        self._driver.wait_for(tensors)
         self._finite.updates(tensors)
         with guards.as_ordinary():
             # what stands there: the wrapper, or what the script has put there since step()

@@ -58,8 +58,8 @@ class Actions(Protocol[OneStep_contra]):
     def look_at_waits(self) -> None:
         """What a thread may wait for has come true."""
 
-    def wait_for(self, tracked: Tracked) -> None:
-        """Wait for the sum of `tracked`, without the turn; or until another thread has begun the next iteration."""
+    def wait_for(self, several: Sequence[Tracked], /) -> None:
+        """Wait for the sums of `several`, without the turn; or until another thread has begun the next iteration."""
 
     def wait_for_all(self) -> None:
         """Wait for every sum, as `wait_for` does."""
@@ -209,20 +209,21 @@ class Updates(Generic[OneStep]):
             self._do.unguard((tracked,))
             used()
 
-    def read(self, tracked: Tracked, read: Callable[[], None]) -> None:
-        """The gradient of a parameter is about to be read, by any thread: wait for the sum.
+    def read(self, several: Sequence[Tracked], read: Callable[[], None]) -> None:
+        """The gradients of some parameters are about to be read, by any thread: wait for the sums.
 
         Args:
-            tracked: the parameter.
-            read: called with the turn, once the sum is there.
+            several: the parameters.
+            read: called with the turn, once the sums are there.
 
         Raises:
             NotAllowedError: the sum may need gradients that the backward pass has yet to produce.
         """
         with self._turn, self._do.as_ordinary():
-            tracked.happens(Event.READ)
+            all_go_on(several, Event.READ)
             self._until_step_is_over()
-            self._make_current(tracked)
+            self.make(several)
+            self._wait_for(several)
             read()
 
     def settle(self) -> None:
@@ -273,8 +274,7 @@ class Updates(Generic[OneStep]):
         if tracked.step is not None:
             self._do.from_elsewhere(self.make_all)
         awaited = tracked.step
-        self._do.wait_for(tracked)
-        self._until_step_is_over()  # one may have begun meanwhile, from which gradients are hidden
+        self._wait_for((tracked,))
         if awaited is None or tracked.step is not awaited:
             return  # another thread has made the update meanwhile
         batches: dict[int, tuple[OneStep, list[Tracked]]] = {}
@@ -284,6 +284,10 @@ class Updates(Generic[OneStep]):
             self._update(step, several)
         if not self._deferred:
             self._do.all_are_made()
+
+    def _wait_for(self, several: Sequence[Tracked]) -> None:
+        self._do.wait_for(several)
+        self._until_step_is_over()  # one may have begun meanwhile, from which gradients are hidden
 
     def _update(self, step: OneStep, several: Sequence[Tracked]) -> None:
         self._do.update(step, several)
