@@ -232,6 +232,15 @@ def _trained(
     return {**bits_of(model, optimizer), **seen}
 
 
+def _attach(world: int, model: nn.Module, optimizer: torch.optim.Optimizer, policy: str = "owners", **options: Any) -> Any:
+    """A session of these tests; `options` are those of `gradlane.attach` or knobs of `policy`."""
+    owners = {"least_bytes": 1024, "most_bytes": 30_000, "order": 2} if policy == "owners" else {}
+    knobs = {name: options.pop(name, value) for name, value in owners.items()}
+    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    options = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"} | options
+    return gradlane.attach(model, optimizer, gradlane.policies.get(policy, **knobs), **options)
+
+
 def beside_ddp(
     rank: int,
     world: int,
@@ -245,7 +254,7 @@ def beside_ddp(
     """Names that differ from DDP's, and how many updates were deferred."""
     kind = getattr(torch, dtype)
     clip, order = WAYS[way]
-    knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000, "order": order} if policy == "owners" else {}
+    knobs = {"order": order} if policy == "owners" else {}
     torch.manual_seed(7)
     model = Mlp(kind).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -253,14 +262,12 @@ def beside_ddp(
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
     model = Mlp(kind).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
-    options = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"} | options
-    with held_network(lambda message: True), counting_deferred_updates() as deferred:
-        chosen = gradlane.policies.get(policy, **knobs)
-        with gradlane.attach(model, optimizer, chosen, verify=verify, **options) as session:
-            found = _trained(model, model, optimizer, clip, rank)
-            session.flush()
-            found |= bits_of(model, optimizer)
+    options |= {"verify": verify, **knobs}
+    held, deferring = held_network(lambda message: True), counting_deferred_updates()
+    with held, deferring as deferred, _attach(world, model, optimizer, policy, **options) as session:
+        found = _trained(model, model, optimizer, clip, rank)
+        session.flush()
+        found |= bits_of(model, optimizer)
     return differences(reference, found), sum(deferred)
 
 
@@ -268,11 +275,8 @@ def crosses_though_sums_come_in_time(rank: int, world: int, way: str) -> bool:
     """Whether updates may still be deferred after steps whose sums have all come between the script's use and its step."""
     model = Mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
-    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": "all-reduce"}
-    chosen = gradlane.policies.get("owners", least_bytes=1024, most_bytes=30_000)
     clip = WAYS[way][0]
-    with held_network(lambda message: True), gradlane.attach(model, optimizer, chosen, **options) as session:
+    with held_network(lambda message: True), _attach(world, model, optimizer) as session:
 
         def and_wait(params: Params, step: int, rank: int) -> Any:
             seen = clip(params, step, rank)
@@ -307,14 +311,13 @@ def beside_ddp_with_fewer_threads(rank: int, world: int, backend: str, when: str
         model = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
         return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
-    threads, network = torch.get_num_threads(), gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
+    threads = torch.get_num_threads()
     try:
         model, optimizer = made()
         reference = trained(model, DistributedDataParallel(model), optimizer)
         model, optimizer = made()
-        chosen = gradlane.policies.get("owners", order=1, least_bytes=1024, most_bytes=2**22)
-        options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": backend}
-        with held_network(lambda message: True), gradlane.attach(model, optimizer, chosen, **options) as session:
+        options: dict[str, Any] = {"order": 1, "most_bytes": 2**22, "backend": backend}
+        with held_network(lambda message: True), _attach(world, model, optimizer, **options) as session:
             found = trained(model, model, optimizer)
             session.flush()
             found |= bits_of(model, optimizer)
@@ -328,10 +331,7 @@ def ends_alike(rank: int, world: int, way: str, backend: str) -> list[list[float
     torch.manual_seed(7)
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    knobs: dict[str, int] = {"least_bytes": 1024, "most_bytes": 30_000}
-    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
-    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 20, "backend": backend}
-    with gradlane.attach(model, optimizer, gradlane.policies.get("owners", **knobs), **options) as session:
+    with _attach(world, model, optimizer, backend=backend) as session:
         found = _trained(model, model, optimizer, WAYS[way][0], rank)
         session.flush()
         found |= bits_of(model, optimizer)
@@ -352,10 +352,7 @@ def one_dies_before_its_norms(rank: int, world: int, culprit: int, backend: str)
     torch.manual_seed(7)
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    network = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
-    options: dict[str, Any] = {"network": network, "profile_iterations": 1, "timeout": 60, "backend": backend}
-    chosen = gradlane.policies.get("owners", least_bytes=1024, most_bytes=30_000)
-    session = gradlane.attach(model, optimizer, chosen, **options)
+    session = _attach(world, model, optimizer, backend=backend, timeout=60)
     with patch.object(Norms, "_exchange", dies):
         try:
             _trained(model, model, optimizer, _by_torch, rank)

@@ -22,7 +22,9 @@ def said(use: Callable[[torch.nn.Parameter], object]) -> str:
     notes = function_of(str(path), 2, "given[1].append(given[0]('gradients'))")
     slot, param = torch.ones(3), torch.nn.Parameter(torch.ones(3))
     # its norm is not known before the sum
-    reads: Any = SimpleNamespace(read=partial(notes, reader, lines), norm=lambda *_: None, puts_off=lambda *_: True)
+    reads: Any = SimpleNamespace(
+        read=partial(notes, reader, lines), norms=lambda *_: {}, puts_off=lambda several, _: set(several)
+    )
     param.grad = PendingGradient(slot, Tracked("weight", param, 0), reads, lambda wrapper, given: slot)
     use(param)
     return lines[0]
