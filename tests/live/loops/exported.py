@@ -67,6 +67,37 @@ def a_layer_scripted_and_called(job: Job) -> None:
             job.see("of the scripted layer", scripted(torch.ones(2, 40)))
 
 
+_SCRIPT = """
+def layer(x, weight, bias):
+    return torch.tanh(torch.nn.functional.linear(x, weight, bias))
+"""
+
+
+class OfScripted(Mlp):
+    """Hands parameters to a scripted function, and reads them by torch's functions afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripted = torch.jit.CompilationUnit(_SCRIPT).layer  # of its own: what is fused depends on earlier calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = self.scripted(x, layer.weight, layer.bias)
+        return self.layers[-1](x) + 1e-3 * sum(param.square().sum() for param in self.parameters())
+
+
+@loop(model=OfScripted)
+def a_scripted_function_of_parameters_in_the_forward_pass(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(defers=None)
+def a_scripted_function_of_parameters_between_steps(job: Job) -> None:
+    layer, scripted = job.model.layers[0], torch.jit.CompilationUnit(_SCRIPT).layer
+    after_steps(job, lambda: scripted(PROBE, weight=layer.weight, bias=layer.bias))
+
+
 @loop(model=Plain, defers=None)
 def the_model_scripted_in_the_end(job: Job) -> None:
     for _ in range(STEPS):

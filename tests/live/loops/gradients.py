@@ -128,6 +128,7 @@ def gradients_logged_before_the_step(job: Job) -> None:
         job.loss().backward()
         for name, param in job.model.named_parameters():
             job.see(f"norm of {name}", param.grad.norm().item())
+            job.see(f"{name}, sparse", param.grad.to_sparse().to_dense())
             job.see(f"{name} as numpy", param.grad.numpy().copy())
             job.see(f"{name} as a list", param.grad.tolist())
             job.see(f"{name} detached", param.grad.detach().abs().max())

@@ -216,6 +216,8 @@ def _escapes(result: Any, memory: Collection[int], given: Any) -> bool:
     if isinstance(result, torch.Tensor):
         if isinstance(result, PendingGradient):
             return False
+        if result.layout is not torch.strided:  # its memory is in several parts
+            return True
         # an operation in place returns what it was given, a list of gradients as well as one
         return _memory_of(result) in memory and not _has(given, result)
     if isinstance(result, (list, tuple)):
@@ -351,9 +353,9 @@ class _Pending:
             if isinstance(value, _Pending):
                 use(value)
             elif isinstance(value, _CONTAINERS):
-                _use_all_in(value)
+                use_all_in(value)
         if kwargs:
-            _use_all_in(kwargs)
+            use_all_in(kwargs)
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -379,13 +381,13 @@ def use(param: Any) -> None:
 _CONTAINERS = (list, tuple, set, dict)
 
 
-def _use_all_in(values: Any) -> None:
+def use_all_in(values: Any) -> None:
     """Make all watched parameters current that are in `values`, one of `_CONTAINERS`."""
     for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, _Pending):
             use(value)
         elif isinstance(value, _CONTAINERS):
-            _use_all_in(value)
+            use_all_in(value)
 
 
 def _pending_class(own: type) -> type:

@@ -1,10 +1,11 @@
 """Patches of functions through which torch reads parameters in C++, past the guards of `guards.py`.
 
-TorchScript reads a module's parameters directly from its dictionary, and functorch wraps a tensor
-without calling any torch function. The patched functions first run deferred updates, see
-`before_leaving`. TorchScript would also compile the hooks of a module, and a session's cannot be
-compiled; they are taken off the module meanwhile. Compiled code must meet no guard and no gradient
-that stands for a sum, which the compiler would trace into; see `before_compiled_code`.
+TorchScript reads a module's parameters directly from its dictionary, and those that a scripted function
+is given without calling any torch function; so does functorch, which wraps them. The patched functions
+first run deferred updates, see `before_leaving`. TorchScript would also compile the hooks of a module,
+and a session's cannot be compiled; they are taken off the module meanwhile. Compiled code must meet no
+guard and no gradient that stands for a sum, which the compiler would trace into; see
+`before_compiled_code`.
 """
 
 from __future__ import annotations
@@ -126,13 +127,16 @@ def _called(function: Any) -> None:
 
 
 def guard_torchscript() -> None:
-    """Patch `torch.jit.script` and `torch.jit.trace`, so that they take modules of a session.
+    """Patch `torch.jit.script` and `torch.jit.trace`, so that they take modules of a session, and what they make, so that
+    the parameters that it is called with are current.
 
     They also take copies of such modules, which have copies of the hooks.
     """
     really = torchscript.create_script_module
     if getattr(really, "_of_gradlane", False):
         return
+    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+        kind.__call__ = _with_current(kind.__call__)  # type: ignore[method-assign]
 
     @functools.wraps(really)
     def create_script_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,6 +149,16 @@ def guard_torchscript() -> None:
 
     create_script_module._of_gradlane = True  # type: ignore[attr-defined]
     torchscript.create_script_module = create_script_module  # type: ignore[assignment]
+
+
+def _with_current(really: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(really)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        guards.use_all_in(args)
+        guards.use_all_in(kwargs)
+        return really(self, *args, **kwargs)
+
+    return call
 
 
 @contextmanager
