@@ -296,6 +296,46 @@ def a_part_frozen_when_wrapped(rank: int, world: int, to_torch: bool) -> tuple[l
     return differences(reference, found), [line for line in lines if "frozen" in line]
 
 
+class Shifted(nn.Module):
+    """A layer and a buffer, which each rank makes with other values."""
+
+    def __init__(self, layer: nn.Module, generator: torch.Generator) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("shift", torch.rand(6, generator=generator))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shifted: torch.Tensor = self.layer(x) + self.shift
+        return shifted
+
+
+def buffers_that_appear_and_move(rank: int, world: int, from_the_start: bool) -> tuple[list[str], bool]:
+    """What differs from torch's class, and whether gradlane sums in the end. Torch's class looks for buffers at each forward
+    pass if the model had some when it was wrapped.
+    """
+
+    def trained(wrap: Callable[..., Any]) -> tuple[dict[str, torch.Tensor], bool]:
+        torch.manual_seed(7)
+        model: Any = Mlp()
+        if from_the_start:
+            model.register_buffer("steps", torch.zeros(1))
+        wrapper, optimizer, generator = wrap(model), momentum(model), torch.Generator().manual_seed(1000 + rank)
+        try:
+            for step in range(12):
+                if step in (4, 8):
+                    model.layers[3] = Shifted(model.layers[3], generator)
+                _step(wrapper, model, optimizer, generator)
+            return bits(model, optimizer), getattr(wrapper, "session", None) is not None
+        finally:
+            if isinstance(wrapper, gradlane.DistributedDataParallel):
+                _close(wrapper)
+
+    reference, _ = trained(TorchDDP)
+    with slow_network():
+        found, sums = trained(_wrap)
+    return differences(reference, found), sums
+
+
 def the_module_called_by_itself(rank: int, world: int) -> tuple[list[str], list[float], list[float]]:
     """What differs, and what was seen under torch's class and under gradlane's, where the script calls the module without its
     wrapper, in training mode and not, on one rank and on both: no rank gets rank 0's buffers then.

@@ -76,6 +76,12 @@ def test_a_hook_that_compresses_to_what_wire_dtype_names_leaves_the_sums_to_grad
     assert two_ranks.run("tests.live.ddp:a_hook_that_wire_dtype_does") == [(True, True)] * 2
 
 
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_buffers_that_appear_later_become_rank_0s_as_under_torchs_class(two_ranks, from_the_start):
+    found = two_ranks.run("tests.live.ddp:buffers_that_appear_and_move", from_the_start=from_the_start)
+    assert found == [([], True)] * 2
+
+
 def test_the_module_called_without_its_wrapper_keeps_each_ranks_buffers(two_ranks):
     for differs, torchs, ours in two_ranks.run("tests.live.ddp:the_module_called_by_itself"):
         assert differs == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import warnings
 
 import torch
 from torch import nn
@@ -96,6 +97,35 @@ def a_scripted_function_of_parameters_in_the_forward_pass(job: Job) -> None:
 def a_scripted_function_of_parameters_between_steps(job: Job) -> None:
     layer, scripted = job.model.layers[0], torch.jit.CompilationUnit(_SCRIPT).layer
     after_steps(job, lambda: scripted(PROBE, weight=layer.weight, bias=layer.bias))
+
+
+@loop(defers=None)
+def copies_by_functions_that_torch_does_not_overload(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+        first, second, *rest = job.model.parameters()
+        with warnings.catch_warnings(action="ignore"):  # torch advises against the first two
+            job.see("by tensor", torch.tensor(first))
+            job.see("by new_tensor", PROBE.new_tensor(data=second))
+        job.see("by as_tensor", torch.as_tensor(rest[0], dtype=torch.float64))
+        job.see("by asarray", torch.asarray(rest[1].requires_grad_(False), copy=True))
+        rest[1].requires_grad_()
+        job.see("by Parameter", nn.Parameter(rest[2]).detach().clone())
+        job.see("by new", PROBE.new(rest[3]).clone())
+
+
+class Scaled(Mlp):
+    """Multiplies by a copy of one of its parameters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings(action="ignore"):
+            return super().forward(x) * (1 + torch.tensor(self.layers[-1].bias))
+
+
+@loop(model=Scaled)
+def a_copy_of_a_parameter_in_the_forward_pass(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
 
 
 @loop(model=Plain, defers=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -129,6 +130,7 @@ def gradients_logged_before_the_step(job: Job) -> None:
         for name, param in job.model.named_parameters():
             job.see(f"norm of {name}", param.grad.norm().item())
             job.see(f"{name}, sparse", param.grad.to_sparse().to_dense())
+            job.see(f"{name}, a parameter", nn.Parameter(param.grad))
             job.see(f"{name} as numpy", param.grad.numpy().copy())
             job.see(f"{name} as a list", param.grad.tolist())
             job.see(f"{name} detached", param.grad.detach().abs().max())
@@ -178,3 +180,42 @@ def updates_by_hand_without_an_optimizer(job: Job) -> None:
         with torch.no_grad():
             for param in job.model.parameters():
                 param.add_(param.grad, alpha=-0.1)
+
+
+def _with_late_hooks(job: Job, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    def hook(param: torch.Tensor) -> None:
+        assert param.grad is not None
+        param.grad = change(param.grad)
+
+    job.step()  # a session was attached before it
+    for param in job.model.layers[1].parameters():
+        param.register_post_accumulate_grad_hook(hook)
+    for _ in range(STEPS):
+        job.step()
+
+
+LATE = "registered after gradlane's, may change its gradient"
+
+
+@loop(says=LATE)
+def gradients_assigned_by_hooks_registered_late(job: Job) -> None:
+    _with_late_hooks(job, lambda gradient: gradient * 0.5)
+
+
+@loop(says=LATE)
+def gradients_scaled_by_hooks_registered_late(job: Job) -> None:
+    _with_late_hooks(job, lambda gradient: gradient.mul_(0.5))
+
+
+@loop(says=LATE)
+def gradients_read_by_hooks_registered_late(job: Job) -> None:
+    def read(gradient: torch.Tensor) -> torch.Tensor:
+        job.see("norm", gradient.norm())
+        return gradient
+
+    _with_late_hooks(job, read)
+
+
+@loop(says=LATE)
+def gradients_dropped_by_hooks_registered_late(job: Job) -> None:
+    _with_late_hooks(job, lambda gradient: None)

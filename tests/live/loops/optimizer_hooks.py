@@ -377,3 +377,21 @@ def steps_left_out_where_gradients_are_not_finite(job: Job) -> None:
         job.see("finite", finite)
         if finite:
             job.optimizer.step()
+
+
+@loop(defers=None, says="SGD.step was replaced")
+def step_of_the_class_replaced(job: Job) -> None:
+    really = torch.optim.SGD.step
+
+    def counts(optimizer: torch.optim.Optimizer, *args: Any) -> Any:
+        job.see("gradients", sum(param.grad is not None for param in _params(optimizer)))
+        return really(optimizer, *args)
+
+    for step in range(STEPS):
+        if step == 4:
+            torch.optim.SGD.step = counts  # type: ignore[method-assign,assignment]
+        try:
+            job.step()
+        finally:
+            if step == STEPS - 1:
+                torch.optim.SGD.step = really  # type: ignore[method-assign]

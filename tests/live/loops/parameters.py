@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import HELD, STEPS, Job, adam, loop
+from tests.live.loops.job import HELD, STEPS, Job, Mlp, adam, loop
 from tests.live.models import Convolutions
 
 
@@ -112,3 +112,18 @@ def a_shallow_copy_of_the_parameters(job: Job) -> None:
         job.step()
         job.see("flat", nn.utils.parameters_to_vector(job.model.parameters()))
         job.see("last", job.model.layers[-1].weight.clone())
+
+
+class TiedByData(Mlp):
+    """Parameters of one memory, as a whole and in part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers[2].bias.data = self.layers[1].bias.data
+        self.layers[3].bias.data = self.layers[0].bias.data[3:9]
+
+
+@loop(model=TiedByData, says=HELD)
+def parameters_of_one_memory(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import nn
 
-from tests.live.loops.job import STEPS, Job, loop
+from tests.live.loops.job import STEPS, Job, Mlp, loop
 
 REPLACED = "was replaced since attach"
 
@@ -37,6 +38,20 @@ def a_model_converted_for_good(job: Job) -> None:
         job.optimizer.step()
         if step == 3:
             job.model.bfloat16()
+
+
+class Scaled(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1))
+
+
+@loop(model=Scaled, refused="buffer layers.0.scale is not where it was at attach")
+def a_buffer_that_appears(job: Job) -> None:
+    for step in range(STEPS):
+        job.step()
+        if step == 3:
+            job.model.layers[0].register_buffer("scale", torch.ones(1))
 
 
 @loop(refused="inside the backward pass")

@@ -1,4 +1,4 @@
-"""Actions of others than the training loop: threads, child processes, signal handlers, functorch."""
+"""Actions of others than the training loop: threads, child processes, signal handlers, functorch, TorchScript."""
 
 from __future__ import annotations
 
@@ -99,6 +99,23 @@ def functorch(run: Run, what: str) -> None:
         "functionalize": lambda: torch.func.functionalize(lambda value: value.mul(2))(weight),
     }
     run.see(f"by {what}", [value.detach() for value in _flat(transforms[what]())])
+
+
+@action
+def scripted(run: Run, what: str) -> None:
+    """A scripted function that is given live parameters, by themselves or in a list."""
+    params = run.parameters()
+    found = _SCRIPTED.alone(params[-1]) if what == "alone" else _SCRIPTED.listed(params)
+    run.see(f"by a scripted function, {what}", [found.detach()])
+
+
+_SCRIPTED = torch.jit.CompilationUnit("""
+def alone(weight):
+    return weight * 2
+
+def listed(weights: List[Tensor]):
+    return weights[0].sum() * 2 + weights[-1].sum()
+""")
 
 
 @functools.singledispatch

@@ -126,7 +126,7 @@ def words_for(rank: int, line: str) -> list[str] | None:
     return [word.split("|")[rank] if "|" in word else word for word in words]
 
 
-MAY_RUN_BESIDE = ("zero_grad", "backward", "thread", "fork", "interrupt", "functorch")
+MAY_RUN_BESIDE = ("zero_grad", "backward", "thread", "fork", "interrupt", "functorch", "scripted")
 """Actions that change no parameter and no state, so that threads may read those meanwhile."""
 
 

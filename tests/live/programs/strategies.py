@@ -86,6 +86,7 @@ BETWEEN = {
     "fork": _lines("fork", ("parameters", "state"), ("", "@1")),
     "interrupt": _lines("interrupt", ("save", "read"), ("", "@0")),
     "functorch": _lines("functorch", ("vmap", "closed", "grad", "jvp", "functionalize"), ("", "@1")),
+    "scripted": _lines("scripted", ("alone", "listed"), ("", "@1")),
     "metric": ["metric"],
     "barrier": ["barrier"],
     "zero_grad": _lines("zero_grad", ZEROING),

@@ -220,7 +220,9 @@ class DistributedDataParallel(TorchDDP):
         if not self._optimizers or self._kept_by_torch or not self.module.training or not torch.is_grad_enabled():
             return False
         session = self._session
-        return session is None or list(session.optimizers) != self._optimizers or session.trains_more is not None
+        if session is None or list(session.optimizers) != self._optimizers or session.trains_more is not None:
+            return True
+        return session.has_other_buffers
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _note_evaluation(self) -> None:

@@ -9,8 +9,9 @@ that such an alias exists, whoever holds it.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ class Aliases:
         state = optimizer.state
         self._state_is_held = sys.getrefcount(state) > _ONE_ENTRY  # the optimizer alone has it, as a dict has its entry
         self._state = state
-        self._by_storage: Counter[int] | None = None
+        self._by_storage: dict[int, list[tuple[int, int]]] | None = None
 
     def of(self, tracked: Tracked) -> bool:
         """Whether anything else refers to the memory of a parameter or of its optimizer state, or may. That is another
@@ -120,7 +121,7 @@ class Aliases:
         if param.is_cpu and storage.is_shared():
             return True  # another process may read it
         holders = int(torch._C._storage_Use_Count(storage._cdata)) - _ONE_HOLDER
-        if holders and holders >= self._sharing(param):
+        if holders and holders >= self._apart(param):
             return True
         if self._state_is_held:
             return True
@@ -134,8 +135,18 @@ class Aliases:
                 return True
         return False
 
-    def _sharing(self, param: torch.nn.Parameter) -> int:
-        """How many parameters share the storage of `param`, as in a flattened RNN layer."""
+    def _apart(self, param: torch.nn.Parameter) -> int:
+        """How many parameters share the storage of `param`, as in a flattened RNN layer; 0 if some of them overlap."""
         if self._by_storage is None:
-            self._by_storage = Counter(other.param.untyped_storage()._cdata for other in self._tracked)
-        return self._by_storage[param.untyped_storage()._cdata]
+            self._by_storage = defaultdict(list)
+            for tracked in self._tracked:
+                self._by_storage[tracked.param.untyped_storage()._cdata].append(_range_of(tracked.param))
+        ranges = sorted(self._by_storage[param.untyped_storage()._cdata])
+        return 0 if any(after < end for (_, end), (after, _) in pairwise(ranges)) else len(ranges)
+
+
+def _range_of(param: torch.nn.Parameter) -> tuple[int, int]:
+    """Which bytes of its storage `param` is in."""
+    first, size = int(param.storage_offset()), param.element_size()
+    spans = [(length - 1) * stride for length, stride in zip(param.shape, param.stride(), strict=True)]
+    return first * size, (first + int(sum(spans)) + 1 if param.numel() else first) * size

@@ -14,6 +14,7 @@ import functools
 import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -67,6 +68,22 @@ def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
     Only such an optimizer may see the memory in which the next gradient is summed.
     """
     return own_class(optimizer) in PER_PARAMETER
+
+
+def is_replaced(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the script has put another function in the place of `step` of one of `PER_PARAMETER`, for all its instances."""
+    kind: Any = own_class(optimizer)
+    if kind not in PER_PARAMETER:
+        return False
+    layer = kind.step
+    while layer.__code__.co_filename.startswith(_TORCH):
+        if not hasattr(layer, "__wrapped__"):
+            return False
+        layer = layer.__wrapped__  # torch wraps it too
+    return True
+
+
+_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def as_at_step() -> contextlib.AbstractContextManager[Any]:
@@ -125,7 +142,8 @@ class DeferredStep:
         self.optimizer = optimizer
         self.owes = 0  # updates that have not run yet
         self._entries = len(attributes_of(optimizer)["state"])
-        self._class = own_class(optimizer)
+        self._class: Any = own_class(optimizer)
+        self._at_step = self._class.step  # a script may put another function there later
         attributes, groups = attributes_of(optimizer), [_snapshot(group) for group in optimizer.param_groups]
         if self._class in PER_PARAMETER:
             groups = [group | _found_out_already(group) for group in groups]
@@ -216,7 +234,7 @@ class DeferredStep:
         One wrapper profiles the call and runs hooks, which ran at `step()`. Another sets the grad
         mode, with two calls into the compiler that cost more than the rest of it.
         """
-        step: Any = self._class.step
+        step: Any = self._at_step
         if getattr(step, "__code__", None) is _RUNS_HOOKS:
             step = step.__wrapped__
         if getattr(step, "__code__", None) is not _SETS_GRAD_MODE:

@@ -121,6 +121,44 @@ def places_of_buffers(
     return owners, names
 
 
+class BufferPlaces:
+    """Notices when a model has other buffers than before: added, dropped, or of a module that was replaced.
+
+    Args:
+        model: whose buffers are kept equal to rank 0's.
+        ignored: full names of those that are not.
+    """
+
+    def __init__(self, model: torch.nn.Module, ignored: Container[str]) -> None:
+        self._model, self._ignored = model, ignored
+        self._changed: str | None = None
+        self._modules, self._places = self._look()
+
+    def _look(self) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+        modules: list[tuple[Any, ...]] = [
+            (module._modules, tuple(module._modules.values()), module._buffers, _present(module._buffers))
+            for module in self._model.modules()
+        ]
+        owners, names = places_of_buffers(self._model, self._ignored)
+        return modules, {name: id(owner) for name, (owner, _) in zip(names, owners, strict=True)}
+
+    @property
+    def changed(self) -> str | None:
+        """The name of a buffer that is not where it was, or the first name where one is gone; None if all are as they were."""
+        if self._changed is None and not all(
+            tuple(parts.values()) == parts_before and (not (buffers or present) or _present(buffers) == present)
+            for parts, parts_before, buffers, present in self._modules
+        ):
+            self._modules, places = self._look()
+            if places != self._places:  # else the modules that changed have none
+                self._changed = next(name for name in (*places, *self._places) if places.get(name) != self._places.get(name))
+        return self._changed
+
+
+def _present(buffers: dict[str, torch.Tensor | None]) -> tuple[str, ...]:
+    return tuple(name for name, buffer in buffers.items() if buffer is not None)
+
+
 class BufferSync:
     """Keeps the buffers of one session's model equal to rank 0's.
 

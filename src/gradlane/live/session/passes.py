@@ -19,7 +19,7 @@ from gradlane.live.session import interruptions
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.guards import PendingGradient
 from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_called_inside_itself, is_compiled, tensors_in
-from gradlane.live.session.torch_patches import before_compiled_code, forget, guard_torchscript, take_as_a_tensor
+from gradlane.live.session.torch_patches import before_compiled_code, forget, patch_for_good, take_as_a_tensor
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.torch_versions import keeps_graph
 
@@ -124,7 +124,7 @@ class Passes:
         self._known = {id(each.param) for each in tracked}
         self._calls = 0  # of the model, each inside of the one before; one that has raised counts until the next begins
         self._handles: list[Any] = []
-        guard_torchscript()
+        patch_for_good()
         take_as_a_tensor(PendingGradient)
         hold = self._handles.append
         for each in tracked:

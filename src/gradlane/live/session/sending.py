@@ -42,12 +42,19 @@ class Sending:
 
     def complete(self, tracked: Tracked) -> None:
         """The gradient of a parameter is complete: send it, or let it wait for its neighbours."""
+        hooks = tracked.param._post_accumulate_grad_hooks
+        if len(hooks) > 1 and next(reversed(hooks)) != tracked.hook:  # a hook of the script's comes after this one
+            self._parts.tell(
+                "late hooks",
+                f"a hook on {tracked.name}, registered after gradlane's, may change its gradient: such gradients are sent at "
+                "the end of backward()",
+            )
+            if self._groups.is_shared(tracked.tensor):
+                self._groups.dissolve([tracked.tensor])
+            return
         if _AFTER_GRADIENT[tracked.phase] is not Phase.PRODUCED:
             self.arrived(tracked)
         tracked.phase = Phase.PRODUCED
-        # a hook of the script's comes after this one, and must not see what stands for no sum yet
-        if len(tracked.param._post_accumulate_grad_hooks) > 1 and self._groups.is_shared(tracked.tensor):
-            self._groups.dissolve([tracked.tensor])
         group = self._groups.add(tracked.tensor)
         if group:
             every = self._parts.tracked
@@ -107,6 +114,8 @@ class Sending:
             if tracked.fired:
                 if tracked.phase is not Phase.PRODUCED:
                     self.arrived(tracked)
+                if tracked.param.grad is None:  # a hook has dropped it, where DDP sums zeros
+                    tracked.param.grad = torch.zeros_like(tracked.param)
                 self._send((tracked,))
             else:
                 self._lack(tracked)

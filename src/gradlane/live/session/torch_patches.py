@@ -23,6 +23,7 @@ import torch._functorch.eager_transforms
 import torch._functorch.vmap
 import torch.jit._recursive as torchscript
 import torch.utils._foreach_utils as foreach
+import torch.utils.dlpack
 
 from gradlane.live.session import guards, outdated
 from gradlane.live.session.hooks import Hook
@@ -48,12 +49,33 @@ def _before(really: Callable[..., Any]) -> Callable[..., Any]:
     return settle_first
 
 
-# what functorch's transforms wrap their arguments by: where it is looked up, torch's own function and ours
-_WRAPPERS = [
-    (module, name, getattr(module, name), _before(getattr(module, name)))
-    for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
-    for name in ("_wrap_for_grad", "_wrap_functional_tensor", "_add_batch_dim")
-    if hasattr(module, name)
+def _of_current(really: Callable[..., Any]) -> Callable[..., Any]:
+    def take(*args: Any, **kwargs: Any) -> Any:
+        for value in (*args, *kwargs.values()):
+            guards.use(value)
+        return really(*args, **kwargs)
+
+    return take
+
+
+# where a function is looked up, its name, torch's own and ours: those by which functorch's transforms wrap their arguments,
+# and those that copy or take over a tensor without calling any torch function
+_PATCHED: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = [
+    *(
+        (module, name, getattr(module, name), _before(getattr(module, name)))
+        for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
+        for name in ("_wrap_for_grad", "_wrap_functional_tensor", "_add_batch_dim")
+        if hasattr(module, name)
+    ),
+    *(
+        (module, name, getattr(module, name), _of_current(getattr(module, name)))
+        for module, names in (
+            (torch, ("tensor", "as_tensor", "asarray")),
+            (torch.Tensor, ("new_tensor", "new")),
+            (torch.utils.dlpack, ("to_dlpack",)),
+        )
+        for name in names
+    ),
 ]
 
 
@@ -65,7 +87,7 @@ def before_leaving(owner: object, settle: Callable[[], None]) -> None:
         settle: runs them.
     """
     _settlers[id(owner)] = settle
-    for module, name, _, ours in _WRAPPERS:
+    for module, name, _, ours in _PATCHED:
         setattr(module, name, ours)
 
 
@@ -73,7 +95,7 @@ def nothing_is_owed(owner: object) -> None:
     """Note that `owner` has no deferred updates any more: patched functions need not call it."""
     _settlers.pop(id(owner), None)
     if not _settlers:  # compiled code must find torch's own function
-        for module, name, really, _ in _WRAPPERS:
+        for module, name, really, _ in _PATCHED:
             setattr(module, name, really)
 
 
@@ -126,17 +148,18 @@ def _called(function: Any) -> None:
         session.before_compiled_code(whose if isinstance(whose, torch.nn.Module) else None)
 
 
-def guard_torchscript() -> None:
-    """Patch `torch.jit.script` and `torch.jit.trace`, so that they take modules of a session, and what they make, so that
-    the parameters that it is called with are current.
+def patch_for_good() -> None:
+    """Patch what a script may call at any time, once.
 
-    They also take copies of such modules, which have copies of the hooks.
+    `torch.jit.script` and `torch.jit.trace` take modules of a session, and copies of them, which have copies of the hooks. What
+    they make is called with parameters that are current. A `Parameter` may be made of a parameter or gradient of a session.
     """
     really = torchscript.create_script_module
     if getattr(really, "_of_gradlane", False):
         return
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
         kind.__call__ = _with_current(kind.__call__)  # type: ignore[method-assign]
+    torch.nn.Parameter.__new__ = _made_of_current(torch.nn.Parameter.__new__)  # type: ignore[method-assign]
 
     @functools.wraps(really)
     def create_script_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,6 +182,15 @@ def _with_current(really: Callable[..., Any]) -> Callable[..., Any]:
         return really(self, *args, **kwargs)
 
     return call
+
+
+def _made_of_current(really: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(really)
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        guards.use(data)  # torch looks at its class
+        return really(cls, data.detach() if isinstance(data, guards.PendingGradient) else data, requires_grad)
+
+    return new
 
 
 @contextmanager

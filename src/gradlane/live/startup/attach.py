@@ -48,7 +48,7 @@ from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
-from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
+from gradlane.live.session.module_buffers import BufferPlaces, BufferSync, places_of_buffers
 from gradlane.live.session.session import Session
 from gradlane.live.session.verification import Unverified, Verifier
 from gradlane.live.startup import handshake
@@ -447,6 +447,7 @@ def _build(
         buffers=await_others(
             lambda: _buffer_sync(job, new_groups, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
         ),
+        buffer_places=BufferPlaces(job.model, job.ignored) if stepping.broadcast_buffers and job.buffers else None,
         verifier=await_others(lambda: _verifier(job, new_groups, stepping), "the connections of verification"),
         checks_finite=stepping.check_finite,
         keeps_log=stepping.keep_log,
