@@ -219,3 +219,17 @@ def gradients_read_by_hooks_registered_late(job: Job) -> None:
 @loop(says=LATE)
 def gradients_dropped_by_hooks_registered_late(job: Job) -> None:
     _with_late_hooks(job, lambda gradient: None)
+
+
+@loop(defers=False, says="in memory that the script holds too")
+def gradients_in_arrays_of_numpy(job: Job) -> None:
+    arrays = {name: param.detach().numpy() * 0 for name, param in job.model.named_parameters()}
+    for name, param in job.model.named_parameters():
+        param.grad = torch.from_numpy(arrays[name])
+    for _ in range(STEPS):
+        job.optimizer.zero_grad(set_to_none=False)
+        job.loss().backward()
+        for name, array in arrays.items():
+            job.see(f"array of {name}", torch.from_numpy(array.copy()))
+            array *= 0.5
+        job.optimizer.step()

@@ -80,8 +80,10 @@ _ONE_IN_A_SLOT = sys.getrefcount(_PROBE.wrapper)
 
 
 def is_the_scripts(param: torch.nn.Parameter) -> bool:
-    """Whether the script refers to the gradient of `param` or to its memory (a view, an array)."""
-    return _references_of_gradient(param) > _ONE_GRADIENT or _holders(param.grad) > _ONE_HOLDER
+    """Whether the script refers to the gradient of `param` or to its memory (a view, an array), or an array may own that."""
+    if _references_of_gradient(param) > _ONE_GRADIENT or _holders(param.grad) > _ONE_HOLDER:
+        return True
+    return param.grad is not None and not param.grad.untyped_storage().resizable()  # not torch's own memory
 
 
 def is_held(tracked: Tracked) -> bool:
