@@ -105,7 +105,7 @@ class Aliases:
         state = optimizer.state
         self._state_is_held = sys.getrefcount(state) > _ONE_ENTRY  # the optimizer alone has it, as a dict has its entry
         self._state = state
-        self._by_storage: dict[int, list[tuple[int, int]]] | None = None
+        self._by_storage: dict[int, int] | None = None
 
     def of(self, tracked: Tracked) -> bool:
         """Whether anything else refers to the memory of a parameter or of its optimizer state, or may. That is another
@@ -140,11 +140,15 @@ class Aliases:
     def _apart(self, param: torch.nn.Parameter) -> int:
         """How many parameters share the storage of `param`, as in a flattened RNN layer; 0 if some of them overlap."""
         if self._by_storage is None:
-            self._by_storage = defaultdict(list)
+            ranges = defaultdict(list)
             for tracked in self._tracked:
-                self._by_storage[tracked.param.untyped_storage()._cdata].append(_range_of(tracked.param))
-        ranges = sorted(self._by_storage[param.untyped_storage()._cdata])
-        return 0 if any(after < end for (_, end), (after, _) in pairwise(ranges)) else len(ranges)
+                ranges[tracked.param.untyped_storage()._cdata].append(_range_of(tracked.param))
+            self._by_storage = {storage: 0 if _overlap(several) else len(several) for storage, several in ranges.items()}
+        return self._by_storage[param.untyped_storage()._cdata]
+
+
+def _overlap(ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(after < end for (_, end), (after, _) in pairwise(sorted(ranges)))
 
 
 def _range_of(param: torch.nn.Parameter) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def is_replaced(optimizer: torch.optim.Optimizer) -> bool:
     if kind not in PER_PARAMETER:
         return False
     layer = kind.step
-    while layer.__code__.co_filename.startswith(_TORCH):
+    while hasattr(layer, "__code__") and layer.__code__.co_filename.startswith(_TORCH):
         if not hasattr(layer, "__wrapped__"):
             return False
         layer = layer.__wrapped__  # torch wraps it too

@@ -134,13 +134,13 @@ class BufferPlaces:
         self._changed: str | None = None
         self._modules, self._places = self._look()
 
-    def _look(self) -> tuple[list[tuple[Any, ...]], dict[str, int]]:
+    def _look(self) -> tuple[list[tuple[Any, ...]], dict[str, object]]:
         modules: list[tuple[Any, ...]] = [
             (module._modules, tuple(module._modules.values()), module._buffers, _present(module._buffers))
             for module in self._model.modules()
         ]
         owners, names = places_of_buffers(self._model, self._ignored)
-        return modules, {name: id(owner) for name, (owner, _) in zip(names, owners, strict=True)}
+        return modules, {name: owner for name, (owner, _) in zip(names, owners, strict=True)}
 
     @property
     def changed(self) -> str | None:
@@ -149,9 +149,10 @@ class BufferPlaces:
             tuple(parts.values()) == parts_before and (not (buffers or present) or _present(buffers) == present)
             for parts, parts_before, buffers, present in self._modules
         ):
-            self._modules, places = self._look()
-            if places != self._places:  # else the modules that changed have none
-                self._changed = next(name for name in (*places, *self._places) if places.get(name) != self._places.get(name))
+            before = self._places
+            self._modules, self._places = self._look()
+            names = (name for name in (*self._places, *before) if self._places.get(name) is not before.get(name))
+            self._changed = next(names, None)  # None where the modules that changed have no buffers
         return self._changed
 
 
