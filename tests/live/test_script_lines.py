@@ -46,6 +46,11 @@ def test_an_operation_of_the_script_names_its_line():
     assert said(function_of("/home/me/train.py", 7, "given[0].grad + 1")) == "train.py:7 reads gradients"
 
 
+def test_what_the_compiler_wraps_a_call_in_is_no_function_that_the_script_calls():
+    copies = function_of("/home/me/train.py", 7, "torch._dynamo.disable(torch.clone)(given[0].grad)")
+    assert said(copies) == "train.py:7 reads gradients"
+
+
 def test_a_library_is_named_with_the_line_of_the_script_that_calls_it():
     clips = function_of("/env/site-packages/accelerate/accelerator.py", 2890, "torch.nn.utils.clip_grad_norm_(given, 1.0)")
     calls = function_of("/home/me/train.py", 88, "given[0](given[1])")

@@ -13,6 +13,7 @@ import torch
 import gradlane
 
 _GRADLANE, _TORCH = (f"{Path(str(package.__file__)).parent}/" for package in (gradlane, torch))
+_COMPILER = f"{_TORCH}_dynamo/"  # wraps calls in functions of its own
 _IMPORTS = "<frozen "  # what runs a module of gradlane's own as a script
 _LIBRARIES = {"site-packages", "dist-packages"}  # folders of packages that the script imports
 
@@ -39,10 +40,10 @@ def reader(of: str) -> str:
     """
     called = ""
     for frame in _stack(sys._getframe(1)):
-        name = frame.f_code.co_name
-        if not frame.f_code.co_filename.startswith((_GRADLANE, _TORCH, _IMPORTS)):
+        name, path = frame.f_code.co_name, frame.f_code.co_filename
+        if not path.startswith((_GRADLANE, _TORCH, _IMPORTS)):
             return f"{_place(frame)} reads {of}{called}{_for_script(frame)}"
-        if frame.f_code.co_filename.startswith(_TORCH) and not name.startswith(("_", "<")):
+        if path.startswith(_TORCH) and not (path.startswith(_COMPILER) or name.startswith(("_", "<"))):
             called = f" ({name})"  # the outermost is what the script calls
     return f"torch reads {of}{called}"
 
