@@ -47,7 +47,7 @@ def test_an_operation_of_the_script_names_its_line():
 
 
 def test_what_the_compiler_wraps_a_call_in_is_no_function_that_the_script_calls():
-    copies = function_of("/home/me/train.py", 7, "torch._dynamo.disable(torch.clone)(given[0].grad)")
+    copies = function_of("/home/me/train.py", 7, "torch._dynamo.disable(torch.clone, recursive=False)(given[0].grad)")
     assert said(copies) == "train.py:7 reads gradients"
 
 
