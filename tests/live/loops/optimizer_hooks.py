@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from tests.live.loops.job import STEPS, Job, adam, loop, momentum
 
@@ -395,3 +396,36 @@ def step_of_the_class_replaced(job: Job) -> None:
         finally:
             if step == STEPS - 1:
                 torch.optim.SGD.step = really  # type: ignore[method-assign]
+
+
+@loop(optimizer=adam, defers=False, says="inference_mode")
+def steps_in_inference_mode(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+        with torch.inference_mode():
+            job.optimizer.step()
+
+
+class _Shrinks(TorchFunctionMode):
+    """Shrinks whatever is added to in place."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result.mul_(0.999) if func is torch.Tensor.add_ else result
+
+
+@loop(defers=False, says="inside a mode that sees")
+def steps_in_a_function_mode(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.loss().backward()
+        with _Shrinks():
+            job.optimizer.step()
+
+
+@loop()
+def steps_with_a_default_device(job: Job) -> None:
+    with torch.device("cpu"):
+        for _ in range(STEPS):
+            job.step()

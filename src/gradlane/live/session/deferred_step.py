@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim.optimizer import _use_grad_for_differentiable
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gradlane.live.session.guards import attributes_of, own_class
@@ -84,6 +85,15 @@ def is_replaced(optimizer: torch.optim.Optimizer) -> bool:
 
 
 _TORCH = f"{Path(torch.__file__).parent}/"
+
+
+def mode_of_step() -> str:
+    """The mode of torch under which a step runs now, and a deferred update would not; "" if there is none."""
+    if torch.is_inference_mode_enabled():  # state that is made in it must not be changed outside of it
+        return "torch.inference_mode()"
+    function_modes = (torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
+    others = any(type(mode) is not DeviceContext for mode in function_modes)  # that of a default device changes no update
+    return "a mode that sees torch's functions" if others or torch._C._len_torch_dispatch_stack() else ""
 
 
 def as_at_step() -> contextlib.AbstractContextManager[Any]:

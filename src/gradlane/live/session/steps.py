@@ -17,7 +17,7 @@ from gradlane.live.comm.turn import given_up, in_turn
 from gradlane.live.session import guards
 from gradlane.live.session.aliases import Aliases
 from gradlane.live.session.closures import closure_of, run_first
-from gradlane.live.session.deferred_step import DeferredStep, is_replaced, keeps_no_gradient
+from gradlane.live.session.deferred_step import DeferredStep, is_replaced, keeps_no_gradient, mode_of_step
 from gradlane.live.session.hooks import is_last
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.parts import Parts
@@ -100,6 +100,10 @@ class Steps:
         tell, needs_all = self._parts.tell, False
         if self.runs_closure:
             tell("closure", f"{type(optimizer).__name__}.step(closure) keeps the barrier")
+            needs_all = True
+        mode = mode_of_step()
+        if mode:
+            tell("mode", f"{type(optimizer).__name__}.step inside {mode} keeps the barrier")
             needs_all = True
         if is_replaced(optimizer):
             tell(
