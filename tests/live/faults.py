@@ -29,6 +29,7 @@ from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
+from gradlane.live.session import gradient_groups
 from gradlane.live.startup import attach
 from gradlane.live.startup.validation import job_of
 from gradlane.live.torch_versions import timeout_of
@@ -182,12 +183,11 @@ def left_between_two_steps(rank: int, world: int, backend: str) -> dict[str, Any
         Of rank 0: whether the last layer was updated, what reading the other parameters raises, before
         `close` and after it, and whether a checkpoint mends model and optimizer.
     """
-    model, optimizer, session = _attached(rank, backend)
-    for param in model.parameters():  # gradients with a hook of the script's are sent one by one
-        param.register_post_accumulate_grad_hook(lambda _: None)
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(4):
-        _step(model, optimizer, generator)
+    with patch.object(gradient_groups, "_MOST_BYTES", 0):  # gradients are sent one by one
+        model, optimizer, session = _attached(rank, backend)
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            _step(model, optimizer, generator)
     checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     before = bits_of(model, optimizer)
     names = [name for name, _ in model.named_parameters()]

@@ -27,6 +27,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
 from gradlane.live.backends.parameter_server import ParameterServerBackend
+from gradlane.live.session import gradient_groups
 from gradlane.live.startup.options import AttachOptions, SteppingOptions
 from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge, sweep
@@ -454,12 +455,14 @@ def test_a_measured_profile_has_what_the_script_does_between_two_steps_as_uncove
         assert median(least_ns[1:4]) <= session.profile().uncovered_ns <= median(most_ns[1:4])
 
 
-def test_a_gradient_read_inside_the_backward_pass_is_refused_at_once(a_world_of_one):
+def test_a_gradient_read_inside_the_backward_pass_is_refused_at_once(a_world_of_one, monkeypatch):
+    monkeypatch.setattr(gradient_groups, "_MOST_BYTES", 0)  # gradients are sent one by one
     model = _model()
     with gradlane.attach(model, momentum(model), network=GIVEN, profile_iterations=1):
         for _ in range(3):
             model(torch.randn(2, 12)).sum().backward()
-        model.layers[3].weight.register_post_accumulate_grad_hook(lambda param: print(param.grad.norm()))
+        last = model.layers[3].weight  # whose gradient is sent first
+        model.layers[0].weight.register_hook(lambda _: print(last.grad.norm()))
         with pytest.raises(JobError, match=r"layers\.3\.weight is read, or accumulated into once more, after it was sent"):
             model(torch.randn(2, 12)).sum().backward()
 

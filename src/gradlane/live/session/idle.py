@@ -32,7 +32,8 @@ class IdleSession:
     """
 
     rank, world = 0, 1
-    sync, settled, tuning, crosses_barrier, failed, counts_calls = True, True, False, False, False, False
+    sync, settled, counts_calls = True, True, False
+    tuning = crosses_barrier = failed = has_other_buffers = False
     tuned = auto = trains_more = None
     optimizers: Sequence[torch.optim.Optimizer] = ()
 
