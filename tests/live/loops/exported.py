@@ -115,11 +115,12 @@ def copies_by_functions_that_torch_does_not_overload(job: Job) -> None:
 
 
 class Scaled(Mlp):
-    """Multiplies by a copy of one of its parameters."""
+    """Multiplies by a copy of one of its parameters, which it makes before anything else uses that."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with warnings.catch_warnings(action="ignore"):
-            return super().forward(x) * (1 + torch.tensor(self.layers[-1].bias))
+            scale = 1 + torch.tensor(self.layers[-1].bias)
+        return super().forward(x) * scale
 
 
 @loop(model=Scaled)
