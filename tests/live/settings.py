@@ -96,6 +96,8 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "warnings as errors": _warnings_are_errors,
     "no garbage collected": _set(lambda off: gc.disable() if off else gc.enable(), True, False),
 }
+MODES = ("a function mode", "a dispatch mode", "operations counted")
+"""See what an update does, so that it is made at `step()`."""
 SCALES = {"denormals flushed": 1e-38}
 """Of the loss."""
 
