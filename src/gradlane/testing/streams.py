@@ -598,6 +598,8 @@ class _Operation:
 class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what operations of this thread do."""
 
+    sees_updates_at_any_time = True  # a session may defer updates under it
+
     def __init__(self, streams: CheckedStreams) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.streams = streams

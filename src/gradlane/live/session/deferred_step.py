@@ -22,7 +22,7 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from gradlane.live.session.guards import attributes_of, own_class
 
@@ -92,8 +92,11 @@ def mode_of_step() -> str:
     if torch.is_inference_mode_enabled():  # state that is made in it must not be changed outside of it
         return "torch.inference_mode()"
     function_modes = (torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
-    others = any(type(mode) is not DeviceContext for mode in function_modes)  # that of a default device changes no update
-    return "a mode that sees torch's functions" if others or torch._C._len_torch_dispatch_stack() else ""
+    others = [mode for mode in function_modes if type(mode) is not DeviceContext]  # that of a default device changes no update
+    others += _get_current_dispatch_mode_stack()
+    return (
+        "" if all(getattr(mode, "sees_updates_at_any_time", False) for mode in others) else "a mode that sees torch's functions"
+    )
 
 
 def as_at_step() -> contextlib.AbstractContextManager[Any]:
