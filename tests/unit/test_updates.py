@@ -57,7 +57,7 @@ FAULTS = {
     ),
     "an update that was made stays deferred": ("            del self._deferred[tracked]\n", ""),
     "whoever has waited does not look again whether an optimizer has begun to step": (
-        "        self._until_step_is_over()  # one may have begun meanwhile, from which gradients are hidden\n",
+        "        self._until_step_is_over()  # an optimizer may have begun to step meanwhile, and hidden gradients\n",
         "",
     ),
     "a hidden gradient is not shown again": ("        self._do.show(self._hidden)\n", ""),

@@ -49,17 +49,24 @@ def _before(really: Callable[..., Any]) -> Callable[..., Any]:
     return settle_first
 
 
-def _of_current(really: Callable[..., Any]) -> Callable[..., Any]:
-    def take(*args: Any, **kwargs: Any) -> Any:
-        for value in (*args, *kwargs.values()):
-            guards.use(value)
+def _with_current(really: Callable[..., Any], in_containers: bool) -> Callable[..., Any]:
+    """`really`, whose arguments are made current first; those in a list or a dictionary only if `in_containers`."""
+
+    @functools.wraps(really)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        if in_containers:
+            guards.use_all_in(values)
+        else:
+            for value in values:
+                guards.use(value)
         return really(*args, **kwargs)
 
-    return take
+    return call
 
 
-# where a function is looked up, its name, torch's own and ours: those by which functorch's transforms wrap their arguments,
-# and those that copy or take over a tensor without calling any torch function
+# Each entry has the place of a function, its name, torch's function and ours. Functorch's transforms wrap their arguments by
+# the first ones. The others copy a tensor, or take over its memory, without calling any torch function.
 _PATCHED: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = [
     *(
         (module, name, getattr(module, name), _before(getattr(module, name)))
@@ -68,7 +75,7 @@ _PATCHED: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = [
         if hasattr(module, name)
     ),
     *(
-        (module, name, getattr(module, name), _of_current(getattr(module, name)))
+        (module, name, getattr(module, name), _with_current(getattr(module, name), in_containers=False))
         for module, names in (
             (torch, ("tensor", "as_tensor", "asarray")),
             (torch.Tensor, ("new_tensor", "new")),
@@ -158,7 +165,7 @@ def patch_for_good() -> None:
     if getattr(really, "_of_gradlane", False):
         return
     for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        kind.__call__ = _with_current(kind.__call__)  # type: ignore[method-assign]
+        kind.__call__ = _with_current(kind.__call__, in_containers=True)  # type: ignore[method-assign]
     torch.nn.Parameter.__new__ = _made_of_current(torch.nn.Parameter.__new__)  # type: ignore[method-assign]
 
     @functools.wraps(really)
@@ -172,16 +179,6 @@ def patch_for_good() -> None:
 
     create_script_module._of_gradlane = True  # type: ignore[attr-defined]
     torchscript.create_script_module = create_script_module  # type: ignore[assignment]
-
-
-def _with_current(really: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(really)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        guards.use_all_in(args)
-        guards.use_all_in(kwargs)
-        return really(self, *args, **kwargs)
-
-    return call
 
 
 def _made_of_current(really: Callable[..., Any]) -> Callable[..., Any]:

@@ -287,7 +287,7 @@ class Updates(Generic[OneStep]):
 
     def _wait_for(self, several: Sequence[Tracked]) -> None:
         self._do.wait_for(several)
-        self._until_step_is_over()  # one may have begun meanwhile, from which gradients are hidden
+        self._until_step_is_over()  # an optimizer may have begun to step meanwhile, and hidden gradients
 
     def _update(self, step: OneStep, several: Sequence[Tracked]) -> None:
         self._do.update(step, several)
