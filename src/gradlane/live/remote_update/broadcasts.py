@@ -14,7 +14,7 @@ from gradlane.errors import CommunicationError
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.values import Values
 from gradlane.live.session.job import Job
-from gradlane.live.session.module_buffers import BufferSync, places_of_buffers
+from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
 
 _VERDICT_S = 1.5  # for which a failed broadcast waits for the transport to name the failed rank
 
@@ -32,8 +32,8 @@ class Broadcasts:
     """
 
     def __init__(self, job: Job, values: Values, new_groups: NewGroups) -> None:
-        places = places_of_buffers(job.model)
-        self._sync = BufferSync(*places, new_groups, job.rank, job.timeout_s, always_at_start=True, has_channel=False)
+        places = BufferPlaces(job.model)
+        self._sync = BufferSync(places, new_groups, job.rank, job.timeout_s, always_at_start=True, has_channel=False)
         self._values, self._rank, self._timeout_s = values, job.global_rank, job.timeout_s
         self._condition = threading.Condition()
         self._error: BaseException | None = None

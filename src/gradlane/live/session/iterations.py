@@ -146,8 +146,8 @@ class Iterations:
             self._verifier.forward_begins(self._driver.iteration + 1)
         if self.trains_more is not None:
             raise JobError(f"{self.trains_more} was frozen at attach and is trained now: close() the session and attach again")
-        places = self.parts.buffer_places
-        changed = None if places is None or self.parts.job.wrapped else places.changed
+        buffers = self.parts.buffers
+        changed = None if buffers is None or self.parts.job.wrapped else buffers.changed
         if changed is not None:
             raise JobError(f"buffer {changed} is not where it was at attach: close() the session and attach again")
         self._steps.keep_the_barrier_if_it_is_kept_anyway()

@@ -127,10 +127,14 @@ class BufferPlaces:
     Args:
         model: whose buffers are kept equal to rank 0's.
         ignored: full names of those that are not.
+
+    Attributes:
+        owners, names: from `places_of_buffers`, as they were at first.
     """
 
-    def __init__(self, model: torch.nn.Module, ignored: Container[str]) -> None:
+    def __init__(self, model: torch.nn.Module, ignored: Container[str] = ()) -> None:
         self._model, self._ignored = model, ignored
+        self.owners, self.names = places_of_buffers(model, ignored)
         self._changed: str | None = None
         self._modules, self._places = self._look()
 
@@ -167,9 +171,7 @@ class BufferSync:
     Threads of torch.distributed report the ends of broadcasts.
 
     Args:
-        owners: the places of the buffers, from `places_of_buffers`. A place rather than the tensor
-            is kept, since a script may assign another tensor at any time.
-        names: of the buffers, for error messages.
+        places: of the buffers. A place rather than the tensor is kept, since a script may assign another tensor at any time.
         new_groups: makes process groups over the job's ranks.
         rank: of this process.
         timeout_s: seconds after which a broadcast that does not end is an error.
@@ -181,8 +183,7 @@ class BufferSync:
 
     def __init__(
         self,
-        owners: Sequence[tuple[dict[str, torch.Tensor | None], str]],
-        names: Sequence[str],
+        places: BufferPlaces,
         new_groups: NewGroups,
         rank: int,
         timeout_s: float,
@@ -190,9 +191,10 @@ class BufferSync:
         has_channel: bool = True,
         are_due: bool = True,
     ) -> None:
-        self._owners, self._names, self._rank = owners, names, rank
+        self._places, self._rank = places, rank
+        self._owners, self._names = places.owners, places.names
         self._groups = ProcessGroups(new_groups, timeout_s)
-        buffers = [owner[name] for owner, name in owners]
+        buffers = [owner[name] for owner, name in self._owners]
         self._lay_out([buffer for buffer in buffers if buffer is not None])
         self._on_cpu = self._last.bytes.device.type == "cpu"
         self._announces = self._on_cpu and has_channel
@@ -219,6 +221,11 @@ class BufferSync:
         self._closing = threading.Lock()  # the control channel's thread may announce while this one closes
         self._announce: Announce = lambda forward, word: None
         self._notify: Callable[[BaseException | None], None] = lambda error: None
+
+    @property
+    def changed(self) -> str | None:
+        """The name of a buffer that is not where it was, see `BufferPlaces`."""
+        return self._places.changed
 
     def connect(self, announce: Announce, notify: Callable[[BaseException | None], None]) -> None:
         """Set the callbacks.

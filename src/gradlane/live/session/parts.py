@@ -24,7 +24,7 @@ from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.job import Job
 from gradlane.live.session.measuring import Measuring
 from gradlane.live.session.metrics import Meter
-from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
+from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.session.uneven import UnevenInputs
@@ -47,7 +47,6 @@ class Parts:
         controller: changes the plan while the job trains; None to keep it.
         verifier: copies values and compares them with DDP's, or ignores them.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
-        buffer_places: notices when there are others; None to leave them alone.
         measuring: measures the first iterations.
         finite: refuses gradients that are not finite, or does not look at them.
         gradients: what stands in `.grad`.
@@ -75,7 +74,6 @@ class Parts:
     controller: PlanController | None
     verifier: Unverified
     buffers: BufferSync | None
-    buffer_places: BufferPlaces | None
     measuring: Measuring
     finite: Unchecked
     gradients: Gradients

@@ -34,7 +34,7 @@ from gradlane.live.session.iterations import Iterations
 from gradlane.live.session.job import Job
 from gradlane.live.session.measuring import Measuring
 from gradlane.live.session.metrics import Meter, Progress, StepMetrics
-from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
+from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.parts import Parts
 from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.uneven import UnevenInputs
@@ -62,7 +62,6 @@ class Session:
         may_cross: updates may be deferred past `step()`, if the plan says so.
         coordination: with the other ranks.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
-        buffer_places: notices when there are others; None to leave them alone.
         verifier: compares steps with DDP's, or ignores them.
         checks_finite: end the job before an update with a gradient that is not finite.
         keeps_log: keep a log of what the Dispatcher is told and answers.
@@ -86,7 +85,6 @@ class Session:
         may_cross: bool,
         coordination: Coordination,
         buffers: BufferSync | None,
-        buffer_places: BufferPlaces | None,
         verifier: Unverified,
         checks_finite: bool,
         keeps_log: bool,
@@ -111,9 +109,8 @@ class Session:
         updates: Updates[DeferredStep] = Updates(turn, actions)
         self._parts = Parts(
             job=job, backend=backend, driver=self._driver, recorder=self._recorder, planner=planner, controller=controller,
-            verifier=verifier, buffers=buffers, buffer_places=buffer_places,
-            measuring=Measuring(self._driver, planner, streams), finite=finite, gradients=self._gradients,
-            actions=actions, updates=updates,
+            verifier=verifier, buffers=buffers, measuring=Measuring(self._driver, planner, streams), finite=finite,
+            gradients=self._gradients, actions=actions, updates=updates,
             gpu=Gpu(job.device, updates, actions, lambda text, kind: self._parts.fail(text, kind)),
             meter=Meter(self._driver, planner, on_device=streams is not None), may_cross=may_cross,
         )  # fmt: skip
@@ -342,7 +339,7 @@ class Session:
     @property
     def has_other_buffers(self) -> bool:
         """Whether the model has other buffers than at attach, which are not kept equal to rank 0's."""
-        return self._parts.buffer_places is not None and self._parts.buffer_places.changed is not None
+        return self._parts.buffers is not None and self._parts.buffers.changed is not None
 
     @property
     def sync(self) -> bool:

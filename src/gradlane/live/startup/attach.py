@@ -48,7 +48,7 @@ from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
-from gradlane.live.session.module_buffers import BufferPlaces, BufferSync, places_of_buffers
+from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
 from gradlane.live.session.session import Session
 from gradlane.live.session.verification import Unverified, Verifier
 from gradlane.live.startup import handshake
@@ -447,7 +447,6 @@ def _build(
         buffers=await_others(
             lambda: _buffer_sync(job, new_groups, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
         ),
-        buffer_places=BufferPlaces(job.model, job.ignored) if stepping.broadcast_buffers and job.buffers else None,
         verifier=await_others(lambda: _verifier(job, new_groups, stepping), "the connections of verification"),
         checks_finite=stepping.check_finite,
         keeps_log=stepping.keep_log,
@@ -466,8 +465,8 @@ def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
 def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
     if not broadcast_buffers or not job.buffers:
         return None
-    places, at_start = places_of_buffers(job.model, job.ignored), broadcast_buffers == "forward"
-    return BufferSync(*places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
+    places, at_start = BufferPlaces(job.model, job.ignored), broadcast_buffers == "forward"
+    return BufferSync(places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 
 def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions) -> Unverified:
