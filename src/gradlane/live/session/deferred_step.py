@@ -14,7 +14,6 @@ import functools
 import operator
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
@@ -25,6 +24,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from gradlane.live.session.guards import attributes_of, own_class
+from gradlane.live.session.script_lines import TORCH
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
 # takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
@@ -77,14 +77,11 @@ def is_replaced(optimizer: torch.optim.Optimizer) -> bool:
     if kind not in PER_PARAMETER:
         return False
     layer = kind.step
-    while hasattr(layer, "__code__") and layer.__code__.co_filename.startswith(_TORCH):
+    while hasattr(layer, "__code__") and layer.__code__.co_filename.startswith(TORCH):
         if not hasattr(layer, "__wrapped__"):
             return False
         layer = layer.__wrapped__  # torch wraps it too
     return True
-
-
-_TORCH = f"{Path(torch.__file__).parent}/"
 
 
 def mode_of_step() -> str:

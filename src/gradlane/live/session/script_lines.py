@@ -12,8 +12,8 @@ import torch
 
 import gradlane
 
-_GRADLANE, _TORCH = (f"{Path(str(package.__file__)).parent}/" for package in (gradlane, torch))
-_COMPILER = f"{_TORCH}_dynamo/"  # wraps calls in functions of its own
+_GRADLANE, TORCH = (f"{Path(str(package.__file__)).parent}/" for package in (gradlane, torch))  # the folders of their files
+_COMPILER = f"{TORCH}_dynamo/"  # wraps calls in functions of its own
 _IMPORTS = "<frozen "  # what runs a module of gradlane's own as a script
 _LIBRARIES = {"site-packages", "dist-packages"}  # folders of packages that the script imports
 
@@ -21,7 +21,7 @@ _LIBRARIES = {"site-packages", "dist-packages"}  # folders of packages that the 
 def source_line() -> str:
     """The line outside of gradlane and torch that runs now, by file, number and text; "torch" if there is none."""
     for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((_GRADLANE, _TORCH)):
+        if not frame.filename.startswith((_GRADLANE, TORCH)):
             return f"{Path(frame.filename).name}:{frame.lineno} ({frame.line})"
     return "torch"
 
@@ -41,9 +41,9 @@ def reader(of: str) -> str:
     called = ""
     for frame in _stack(sys._getframe(1)):
         name, path = frame.f_code.co_name, frame.f_code.co_filename
-        if not path.startswith((_GRADLANE, _TORCH, _IMPORTS)):
+        if not path.startswith((_GRADLANE, TORCH, _IMPORTS)):
             return f"{_place(frame)} reads {of}{called}{_for_script(frame)}"
-        if path.startswith(_TORCH) and not (path.startswith(_COMPILER) or name.startswith(("_", "<"))):
+        if path.startswith(TORCH) and not (path.startswith(_COMPILER) or name.startswith(("_", "<"))):
             called = f" ({name})"  # the outermost is what the script calls
     return f"torch reads {of}{called}"
 
@@ -52,7 +52,7 @@ def _for_script(frame: FrameType) -> str:
     if not _is_library(frame):
         return ""
     for outer in _stack(frame):
-        if not (_is_library(outer) or outer.f_code.co_filename.startswith((_GRADLANE, _TORCH, "<"))):
+        if not (_is_library(outer) or outer.f_code.co_filename.startswith((_GRADLANE, TORCH, "<"))):
             return f" for {_place(outer)}"
     return ""
 
