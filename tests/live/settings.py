@@ -85,6 +85,7 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "parameters swapped when converted": _set(torch.__future__.set_swap_module_params_on_conversion, True, False),
     "anomalies detected": torch.autograd.detect_anomaly,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "no kernels of oneDNN": lambda: torch.backends.mkldnn.flags(enabled=False),
     "a function mode": _Functions,
     "a dispatch mode": _Operators,
     "operations counted": lambda: FlopCounterMode(display=False),
@@ -100,6 +101,14 @@ MODES = ("a function mode", "a dispatch mode", "operations counted")
 """See what an update does, so that it is made at `step()`."""
 SCALES = {"denormals flushed": 1e-38}
 """Of the loss."""
+HELD = ("from attach on", "in each step", "at optimizer.step()")
+"""While a setting is in force."""
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "Adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "Adafactor": lambda params: torch.optim.Adafactor(params, lr=0.1),
+    "Muon": lambda params: torch.optim.Muon([param for param in params if param.ndim == 2], lr=0.1),
+}
 
 
 def beside_ddp(
@@ -109,21 +118,23 @@ def beside_ddp(
     policy: str = "bytescheduler",
     backend: str | None = "all-reduce",
     measures: bool = False,
-    whole: bool = True,
+    held: str = HELD[0],
+    optimizer: str = "SGD",
     **options: Any,
 ) -> tuple[list[str], int]:
     """Names that differ from DDP's under the same setting, and how many updates were deferred.
 
     Args:
         measures: the session measures the network, which is given otherwise.
-        whole: the setting is there at attach; else in each step alone.
+        held: one of `HELD`.
+        optimizer: one of `OPTIMIZERS`.
     """
-    reference = _trained(rank, setting, whole, None)
+    reference = _trained(rank, setting, held, optimizer, None)
     if not measures:
         options["network"] = gradlane.Network.line(world, GIVEN.startup_ns, GIVEN.bytes_per_second)
     chosen = policy if policy == "auto" else gradlane.policies.get(policy, **POLICIES.get(policy, {}))
     with slow_network(), counting_deferred_updates() as deferred:
-        found = _trained(rank, setting, whole, chosen, backend=backend, **options)
+        found = _trained(rank, setting, held, optimizer, chosen, backend=backend, **options)
     return differences(reference, found), sum(deferred)
 
 
@@ -145,15 +156,17 @@ def recorded(rank: int, world: int, policy: str) -> list[str]:
     return found
 
 
-def _trained(rank: int, setting: str, whole: bool, policy: Any, **options: Any) -> dict[str, torch.Tensor]:
+def _trained(rank: int, setting: str, held: str, kind: str, policy: Any, **options: Any) -> dict[str, torch.Tensor]:
+    def set_at(place: str) -> contextlib.AbstractContextManager[Any]:
+        return SETTINGS[setting]() if place == held else contextlib.nullcontext()
+
     torch.manual_seed(7)
     model = Mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = OPTIMIZERS[kind](model.parameters())
     generator = torch.Generator().manual_seed(rank)
     batches = [Mlp.batch(generator) for _ in range(STEPS)]
     with contextlib.ExitStack() as stack:
-        if whole:
-            stack.enter_context(SETTINGS[setting]())
+        stack.enter_context(set_at("from attach on"))
         call: Any = model
         if policy is None:
             call = DistributedDataParallel(model)
@@ -161,10 +174,11 @@ def _trained(rank: int, setting: str, whole: bool, policy: Any, **options: Any) 
             attached = gradlane.attach(model, optimizer, policy, profile_iterations=1, timeout=20, **options)
             session: Any = stack.enter_context(attached)
         for x, y in batches:
-            with contextlib.nullcontext() if whole else SETTINGS[setting]():
+            with set_at("in each step"):
                 optimizer.zero_grad()
                 (torch.nn.functional.cross_entropy(call(x), y) * SCALES.get(setting, 1)).backward()
-                optimizer.step()
+                with set_at("at optimizer.step()"):
+                    optimizer.step()
         if policy is not None:
             session.flush()
     return bits_of(model, optimizer)

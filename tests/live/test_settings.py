@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.live.settings import MODES, SETTINGS
+from tests.live.settings import HELD, MODES, SETTINGS
 
 DEVICE = "another default device"
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("whole", [True, False], ids=["from attach on", "in each step"])
-def test_a_loop_has_the_bits_of_ddp_and_defers_updates_unless_a_mode_sees_them(two_ranks, setting, whole):
-    for differs, deferred in two_ranks.run("tests.live.settings:beside_ddp", setting=setting, whole=whole):
+@pytest.mark.parametrize("held", HELD)
+def test_a_loop_has_the_bits_of_ddp_and_defers_updates_unless_a_mode_sees_them(two_ranks, setting, held):
+    for differs, deferred in two_ranks.run("tests.live.settings:beside_ddp", setting=setting, held=held):
         assert differs == []
         assert (deferred > 0) is (setting not in MODES)
+
+
+# each has other bits where the update runs under the settings of the forward pass
+@pytest.mark.parametrize(
+    ("setting", "optimizer"),
+    [
+        ("autocast", "Adafactor"),
+        ("no kernels of oneDNN", "Muon"),
+        ("float64 by default", "Adam"),
+        ("denormals flushed", "SGD"),
+    ],
+)
+def test_a_deferred_update_runs_under_the_settings_of_its_step(two_ranks, setting, optimizer):
+    if not hasattr(torch.optim, optimizer):
+        pytest.skip(f"torch {torch.__version__} has no {optimizer}")
+    options = {"held": "at optimizer.step()", "optimizer": optimizer, "verify": True}
+    for differs, deferred in two_ranks.run("tests.live.settings:beside_ddp", setting=setting, **options):
+        assert differs == []
+        assert deferred > 0
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 The step runs on a shallow copy of the optimizer, whose groups hold only those parameters and which
 shares the original's state. It updates them bit for bit as the whole step would, provided that each
-update depends only on the parameter's own gradient and state. The hyper-parameters are those of the
-time of `step()`, since an LR scheduler may change them before a deferred update runs.
+update depends only on the parameter's own gradient and state. The hyper-parameters and torch's settings are those of the
+time of `step()`, since a script may change them before a deferred update runs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from gradlane.live.session.guards import attributes_of, own_class
+from gradlane.live.session.numerics import Numerics
 from gradlane.live.session.script_lines import TORCH
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
@@ -131,16 +132,6 @@ def _outside_of_modes() -> Iterator[None]:
         yield
 
 
-def _in_full_precision(device: str) -> contextlib.AbstractContextManager[Any]:
-    """Outside of inference_mode and of autocast, under which the first use may be."""
-    if not (torch.is_inference_mode_enabled() or torch.is_autocast_enabled(device)):
-        return _AS_IT_IS
-    stack = contextlib.ExitStack()
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.autocast(device, enabled=False))
-    return stack
-
-
 class DeferredStep:
     """The deferred updates of one call of `optimizer.step()`, with the call's hyper-parameters.
 
@@ -161,6 +152,7 @@ class DeferredStep:
             attributes = _snapshot(attributes)
         self._attributes, self._groups = attributes, groups
         self._group_of = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
+        self._numerics = Numerics(next(param.device.type for group in optimizer.param_groups for param in group["params"]))
 
     def update(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Update `params`, whose `.grad` must hold the sums, with the call's hyper-parameters."""
@@ -234,7 +226,7 @@ class DeferredStep:
 
     def _step(self, part: Any, members: dict[int, list[torch.nn.Parameter]]) -> None:
         part.param_groups = [{**self._groups[index], "params": params} for index, params in sorted(members.items())]
-        with _in_full_precision(next(iter(members.values()))[0].device.type):
+        with self._numerics.in_force():
             self._bare_step(part)
 
     @functools.cached_property

@@ -216,8 +216,8 @@ def _escapes(result: Any, memory: Collection[int], given: Any) -> bool:
     if isinstance(result, torch.Tensor):
         if isinstance(result, PendingGradient):
             return False
-        if result.layout is not torch.strided:  # its memory is in several parts
-            return True
+        if result.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(result):
+            return True  # its memory is in several parts, or in a tensor that it wraps
         # an operation in place returns what it was given, a list of gradients as well as one
         return _memory_of(result) in memory and not _has(given, result)
     if isinstance(result, (list, tuple)):
@@ -376,6 +376,24 @@ def use(param: Any) -> None:
         touched(known_as)
     elif isinstance(param, _Pending):
         _give_class_back(param)  # a copy that another thread has made of a watched one
+
+
+def current(value: Any) -> Any:
+    """`value` for code that reads memory past every guard.
+
+    Returns:
+        `value`, whose parameters are current. A gradient that stands for a sum is replaced by the tensor that the script
+        has in `.grad` from then on; lists, tuples and dictionaries that have any by others.
+    """
+    if isinstance(value, _Pending):
+        use(value)
+    elif isinstance(value, PendingGradient):
+        return value.own()
+    elif isinstance(value, _CONTAINERS):
+        use_all_in(value)
+        if next(_wrappers_in(value), None) is not None:
+            return _with(value, PendingGradient.own)
+    return value
 
 
 _CONTAINERS = (list, tuple, set, dict)

@@ -1,11 +1,11 @@
 """Patches of functions through which torch reads parameters in C++, past the guards of `guards.py`.
 
 TorchScript reads a module's parameters directly from its dictionary, and those that a scripted function
-is given without calling any torch function; so does functorch, which wraps them. The patched functions
-first run deferred updates, see `before_leaving`. TorchScript would also compile the hooks of a module,
-and a session's cannot be compiled; they are taken off the module meanwhile. Compiled code must meet no
-guard and no gradient that stands for a sum, which the compiler would trace into; see
-`before_compiled_code`.
+is given without calling any torch function; so do functorch, which wraps them, and functions that copy
+a tensor or take over its memory. The patched functions first run deferred updates, see `before_leaving`.
+TorchScript would also compile the hooks of a module, and a session's cannot be compiled; they are taken
+off the module meanwhile. Compiled code must meet no guard and no gradient that stands for a sum, which
+the compiler would trace into; see `before_compiled_code`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -21,7 +21,9 @@ import torch
 import torch._dynamo.eval_frame as dynamo
 import torch._functorch.eager_transforms
 import torch._functorch.vmap
+import torch.distributed
 import torch.jit._recursive as torchscript
+import torch.nested
 import torch.utils._foreach_utils as foreach
 import torch.utils.dlpack
 
@@ -49,39 +51,63 @@ def _before(really: Callable[..., Any]) -> Callable[..., Any]:
     return settle_first
 
 
-def _with_current(really: Callable[..., Any], in_containers: bool) -> Callable[..., Any]:
-    """`really`, whose arguments are made current first; those in a list or a dictionary only if `in_containers`."""
+def _with_current(really: Callable[..., Any]) -> Callable[..., Any]:
+    """`really`, which is given parameters that are current, and gradients as tensors of the script's own."""
 
     @functools.wraps(really)
     def call(*args: Any, **kwargs: Any) -> Any:
-        values = (*args, *kwargs.values())
-        if in_containers:
-            guards.use_all_in(values)
-        else:
-            for value in values:
-                guards.use(value)
-        return really(*args, **kwargs)
+        return really(*guards.current(args), **guards.current(kwargs))
 
     return call
 
 
-# Each entry has the place of a function, its name, torch's function and ours. Functorch's transforms wrap their arguments by
-# the first ones. The others copy a tensor, or take over its memory, without calling any torch function.
-_PATCHED: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = [
+class _Patch:
+    """A function of ours that stands in the place of one of torch's, which calls it.
+
+    Args:
+        place: a module or a class.
+        name: of the function there.
+        ours: makes our function of torch's.
+    """
+
+    def __init__(self, place: Any, name: str, ours: Callable[[Callable[..., Any]], Any]) -> None:
+        self._place, self._name = place, name
+        self._torchs = vars(place).get(name)  # None if a class inherits it
+        self._ours = ours(getattr(place, name))
+
+    def put(self) -> None:
+        setattr(self._place, self._name, self._ours)
+
+    def remove(self) -> None:
+        if self._torchs is None:
+            delattr(self._place, self._name)
+        else:
+            setattr(self._place, self._name, self._torchs)
+
+
+# Functorch's transforms wrap their arguments by the first ones. The others copy a tensor, or take over its memory, without
+# calling any torch function. `torch.autograd` gives its function here the `grad_outputs` of others.
+_PATCHES = [
     *(
-        (module, name, getattr(module, name), _before(getattr(module, name)))
+        _Patch(module, name, _before)
         for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
         for name in ("_wrap_for_grad", "_wrap_functional_tensor", "_add_batch_dim")
         if hasattr(module, name)
     ),
     *(
-        (module, name, getattr(module, name), _with_current(getattr(module, name), in_containers=False))
-        for module, names in (
-            (torch, ("tensor", "as_tensor", "asarray")),
-            (torch.Tensor, ("new_tensor", "new")),
-            (torch.utils.dlpack, ("to_dlpack",)),
+        _Patch(place, name, _with_current)
+        for place, names in (
+            (torch, ("tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_compressed_tensor")),
+            (torch, ("sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor")),
+            (torch.nested, ("nested_tensor",)),
+            (torch.Tensor, ("new_tensor", "new", "set_", "as_subclass")),
+            (torch.autograd, ("_tensor_or_tensors_to_tuple",)),
         )
         for name in names
+    ),
+    *(
+        _Patch(place, name, lambda torchs: staticmethod(_with_current(torchs)))
+        for place, name in ((torch.Tensor, "__new__"), (torch.Tensor, "_make_subclass"), (torch.autograd.Variable, "__new__"))
     ),
 ]
 
@@ -93,17 +119,17 @@ def before_leaving(owner: object, settle: Callable[[], None]) -> None:
         owner: has deferred updates.
         settle: runs them.
     """
+    if not _settlers:
+        for patch in _PATCHES:
+            patch.put()
     _settlers[id(owner)] = settle
-    for module, name, _, ours in _PATCHED:
-        setattr(module, name, ours)
 
 
 def nothing_is_owed(owner: object) -> None:
     """Note that `owner` has no deferred updates any more: patched functions need not call it."""
-    _settlers.pop(id(owner), None)
-    if not _settlers:  # compiled code must find torch's own function
-        for module, name, really, _ in _PATCHED:
-            setattr(module, name, really)
+    if _settlers.pop(id(owner), None) and not _settlers:  # compiled code must find torch's own functions
+        for patch in _PATCHES:
+            patch.remove()
 
 
 def take_as_a_tensor(kind: type) -> None:
@@ -164,9 +190,11 @@ def patch_for_good() -> None:
     really = torchscript.create_script_module
     if getattr(really, "_of_gradlane", False):
         return
-    for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-        kind.__call__ = _with_current(kind.__call__, in_containers=True)  # type: ignore[method-assign]
     torch.nn.Parameter.__new__ = _made_of_current(torch.nn.Parameter.__new__)  # type: ignore[method-assign]
+    torch.Tensor.data = _Data()  # type: ignore[assignment]
+    for place, names in _READ_TENSORS:
+        for name in names:
+            setattr(place, name, _with_current(getattr(place, name)))
 
     @functools.wraps(really)
     def create_script_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -181,11 +209,34 @@ def patch_for_good() -> None:
     torchscript.create_script_module = create_script_module  # type: ignore[assignment]
 
 
+# these read the memory of the tensors that they are given, without calling any torch function
+_READ_TENSORS: list[tuple[Any, Sequence[str]]] = [
+    (torch._C.ScriptFunction, ("__call__",)),
+    (torch._C.ScriptMethod, ("__call__",)),
+    (torch, ("to_dlpack",)),
+    (torch.utils.dlpack, ("to_dlpack",)),
+    *([(torch.distributed.ProcessGroup, ("scatter",))] if torch.distributed.is_available() else []),
+]
+
+
+class _Data:
+    """Torch's attribute `data`, which asks the tensor that gets other memory for its class, but not the one that has it."""
+
+    def __init__(self) -> None:
+        self._get, self._set = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
+        self.__dict__.update(__get__=self._get, __set__=self._set)  # a class with torch functions of its own compares these
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        return self if tensor is None else self._get(tensor)
+
+    def __set__(self, tensor: Any, value: Any) -> None:
+        self._set(tensor, guards.current(value))
+
+
 def _made_of_current(really: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(really)
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        guards.use(data)  # torch looks at its class
-        return really(cls, data.detach() if isinstance(data, guards.PendingGradient) else data, requires_grad)
+        return really(cls, guards.current(data), requires_grad)  # torch looks at the class of what it is given
 
     return new
 
