@@ -102,10 +102,16 @@ def _values_in(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_values_in(item) for item in value]
     if isinstance(value, torch.Tensor):
-        return None if guards.is_watched(value) else value.detach().as_subclass(torch.Tensor).tolist()  # type: ignore[arg-type]
+        return None if guards.is_watched(value) else _list_of(value.detach().as_subclass(torch.Tensor))  # type: ignore[arg-type]
     if type(value).__name__ == "PyCapsule":
         return torch.from_dlpack(value).tolist()
     return value if isinstance(value, (float, complex, bytes)) else None
+
+
+def _list_of(tensor: torch.Tensor) -> Any:
+    if tensor.is_nested:
+        return [part.tolist() for part in tensor.unbind()]
+    return (tensor if tensor.layout is torch.strided else tensor.to_dense()).tolist()
 
 
 def _results(function: Callable[..., Any], value: float) -> list[Any]:

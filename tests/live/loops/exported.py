@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.live.loops.job import HELD, PROBE, STEPS, Job, Mlp, after_steps, loop
+from tests.live.unasked import UNASKED
 
 
 class Plain(nn.Sequential):
@@ -114,56 +115,19 @@ def copies_by_functions_that_torch_does_not_overload(job: Job) -> None:
         job.see("by new", PROBE.new(rest[3]).clone())
 
 
-class Named(torch.Tensor):
-    """A script's own class."""
-
-
-def _by_data(param: torch.Tensor) -> torch.Tensor:
-    other = torch.zeros(())
-    other.data = param
-    return other.clone()
-
-
-def _scattered(param: torch.Tensor) -> torch.Tensor:
-    part = torch.empty_like(param)
-    torch.distributed.scatter(part, None if torch.distributed.get_rank() else [param, param])
-    return part
-
-
-def _weighed(param: torch.Tensor) -> torch.Tensor:
-    leaf = torch.ones_like(param, requires_grad=True)
-    (leaf * 2).backward(param)
-    return leaf.grad
-
-
-PAST_TORCHS_FUNCTIONS = {
-    "data": _by_data,
-    "set_": lambda param: torch.zeros(()).set_(param).clone(),
-    "Tensor": lambda param: torch.Tensor(param).detach().clone(),
-    "as_subclass": lambda param: param.as_subclass(Named).as_subclass(torch.Tensor).detach().clone(),
-    "grad_outputs": _weighed,
-    "sparse_coo_tensor": lambda param: torch.sparse_coo_tensor(torch.arange(len(param))[None], param, param.shape).to_dense(),
-    "nested_tensor": lambda param: torch.nested.nested_tensor([param, param]).to_padded_tensor(0.0),
-    "scatter": _scattered,
-    "to_dlpack": lambda param: torch.from_dlpack(torch.to_dlpack(param.detach())).clone(),
-    "jvp": lambda param: torch.func.jvp(torch.sin, (param,), (param,))[1],
-}
-"""Ways to a tensor's values. Torch asks for none of them what kind of tensor it is, or only when it has wrapped the tensor."""
-
-
 @loop(defers=None, says=None)
 def parameters_read_past_torchs_functions(job: Job) -> None:
     params = list(job.model.parameters())
     for step in range(STEPS + 3):
         job.step()
-        for place, (way, read) in enumerate(PAST_TORCHS_FUNCTIONS.items()):
+        for place, (way, read) in enumerate(UNASKED.items()):
             job.see(way, read(params[(place + step) % len(params)]))
 
 
 @loop(defers=False, says=None)
 def gradients_read_past_torchs_functions(job: Job) -> None:
     params = list(job.model.parameters())
-    ways = [each for each in PAST_TORCHS_FUNCTIONS.items() if each[0] != "as_subclass"]  # torch refuses it
+    ways = [each for each in UNASKED.items() if each[0] != "as_subclass"]  # torch refuses it
     for step in range(STEPS + 3):
         job.optimizer.zero_grad()
         job.backward()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.live.programs.comparison import WAYS
 from tests.live.programs.models import MODELS, OPTIMIZERS
 from tests.live.programs.program import Program
-from tests.live.programs.strategies import BETWEEN, CASTS, FLAGS, GRADIENTS, HOOKS, METHODS, ZEROING, parts_of
+from tests.live.programs.strategies import BETWEEN, CASTS, FLAGS, GRADIENTS, HOOKS, METHODS, STEPS_UNDER, ZEROING, parts_of
 
 PLAIN = ("zero_grad", "backward", "step")
 BEFORE, AFTER = 2, 2  # plain steps; gradlane defers nothing in the first two
@@ -37,6 +37,8 @@ def alone() -> Iterator[Program]:
         yield _program([("zero_grad", f"backward {flag}", "backward", "step")] * 3)
     for method in METHODS:
         yield _program([(method, "step")] * 3)
+    for step in STEPS_UNDER:
+        yield _program([("zero_grad", "backward", step)] * 3)
     yield _program([("closure",)] * 3)
     for step in ("scaled_step", "scaled_step unscaled"):
         yield _program([("zero_grad", "backward scaled autocast", step)] * 3, before=0)

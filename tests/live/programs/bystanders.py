@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from tests.live.programs.run import Run, action
+from tests.live.unasked import UNASKED
 
 _WAIT_S = 30.0
 
@@ -116,6 +117,13 @@ def alone(weight):
 def listed(weights: List[Tensor]):
     return weights[0].sum() * 2 + weights[-1].sum()
 """)
+
+
+@action
+def unasked(run: Run, way: str) -> None:
+    """Parameters whose values are got past torch's functions."""
+    params = [param for param in run.parameters() if param.ndim]
+    run.see(f"by {way}", [UNASKED[way](param).detach() for param in (params[0], params[-1])])
 
 
 @functools.singledispatch

@@ -292,6 +292,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizers]] = {
     "adamw": one(torch.optim.AdamW, lr=0.005, foreach=True),
     "rmsprop": one(torch.optim.RMSprop, lr=0.002, momentum=0.5),
     "adagrad": one(torch.optim.Adagrad, lr=0.02),
+    "adafactor": one(torch.optim.Adafactor, lr=0.02),
     "asgd": one(torch.optim.ASGD, lr=0.05),
     "rprop": one(torch.optim.Rprop, lr=0.002),
     "nadam": one(torch.optim.NAdam, lr=0.005),

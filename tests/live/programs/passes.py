@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.live.programs.models import loss_of
 from tests.live.programs.run import Run, action
+from tests.live.settings import SETTINGS
 
 
 def _split(words: tuple[str, ...]) -> tuple[str, set[str]]:
@@ -145,6 +146,13 @@ def step(run: Run, index: str = "") -> None:
     """Of all optimizers, or of one."""
     for optimizer in run.optimizers if not index else run.optimizers[int(index) : int(index) + 1]:
         optimizer.step()
+
+
+@action
+def step_under(run: Run, setting: str) -> None:
+    """With torch set otherwise than for the forward pass."""
+    with SETTINGS[setting.replace("_", " ")]():
+        step(run)
 
 
 @action

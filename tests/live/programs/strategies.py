@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.live.programs.comparison import WAYS
 from tests.live.programs.models import MODELS, OPTIMIZERS
 from tests.live.programs.program import WHICH, Program, matches
+from tests.live.unasked import UNASKED
 
 ZEROING = ("", "in_place", "model", "model_in_place", "by_hand", "data", "detached")
 
@@ -87,6 +88,7 @@ BETWEEN = {
     "interrupt": _lines("interrupt", ("save", "read"), ("", "@0")),
     "functorch": _lines("functorch", ("vmap", "closed", "grad", "jvp", "functionalize"), ("", "@1")),
     "scripted": _lines("scripted", ("alone", "listed"), ("", "@1")),
+    "unasked": _lines("unasked", sorted(UNASKED.keys() - {"scatter"}), ("", "@1")),
     "metric": ["metric"],
     "barrier": ["barrier"],
     "zero_grad": _lines("zero_grad", ZEROING),
@@ -109,6 +111,7 @@ CASTS = _lines("cast", ("half", "double", "bfloat16"), ("", "through"))
 """At the very end only: DDP's hooks are lost where a parameter has been of another dtype, and it sums no more."""
 
 FLAGS = ("twice", "weighted", "penalty", "slope", "functional", "zeroed_between", "autocast", "eval", "infinite")
+STEPS_UNDER = _lines("step_under", ("autocast", "no_kernels_of_oneDNN", "float64_by_default", "deterministic_algorithms"))
 METHODS = ("surgery references", "surgery clones", "sam")
 KEPT_PARTS = "kept parts"
 """Leaves out gradients of an earlier pass that are still there in a pass which does not use their parameters."""
@@ -227,6 +230,8 @@ class _Style:
             self.step, self.several = "step_if_finite", False
         elif choices.allowed(["closure"]) and choices.chance(3):
             self.step = "closure"
+        elif choices.allowed(STEPS_UNDER) and choices.chance(6):
+            self.step = choices.of(choices.allowed(STEPS_UNDER))
 
 
 def _step(
