@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str, grou
     os.environ["RANKS_FOLDER"] = folder
     os.environ.update(environment)
     torch.set_num_threads(1)
+    in_threads: list[tuple[str, str, str]] = []  # what nobody catches is printed, and a test would not see it
+    threading.excepthook = lambda raised: in_threads.append(_told(raised.exc_value))
     gc.freeze()  # what was imported stays; tests that collect what a wrapper left would look through all of torch
     if torch.cuda.is_available():  # ranks share a device where there are too few
         torch.cuda.set_device(rank % torch.cuda.device_count())
@@ -46,10 +49,14 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, folder: str, grou
         module, name, kwargs = task
         try:
             result = getattr(importlib.import_module(module), name)(rank=rank, world=world, **kwargs)
-            pipe.send((True, result))
+            pipe.send((False, in_threads.pop()) if in_threads else (True, result))
         except BaseException as error:
-            pipe.send((False, (type(error).__name__, str(error), traceback.format_exc())))
+            pipe.send((False, _told(error)))
     dist.destroy_process_group()
+
+
+def _told(error: BaseException | None) -> tuple[str, str, str]:
+    return type(error).__name__, str(error), "".join(traceback.format_exception(error))
 
 
 class RankError(AssertionError):

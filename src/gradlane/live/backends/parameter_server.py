@@ -180,8 +180,8 @@ class ParameterServerBackend:
                     self._report_failure(error)
                     self._report_to_owner()
                 return
-            assert self._pieces is not None
             for tensor in done:
+                assert self._pieces is not None  # a plan's; a node may be closed before it has one
                 self._pieces.ended(tensor)
 
     def _report_failure(self, error: JobError) -> None:
