@@ -7,6 +7,8 @@ import json
 import math
 import random
 import re
+import subprocess
+import sys
 import zlib
 from statistics import fmean
 
@@ -17,10 +19,25 @@ from tests.commands import invoke
 
 
 @pytest.mark.parametrize(
-    ("devices", "expected"), [(1, 0.0), (2, 1 / math.sqrt(math.pi)), (3, 1.5 / math.sqrt(math.pi)), (100, 2.50759)]
+    ("devices", "expected"),
+    [
+        (1, 0.0),
+        (2, 1 / math.sqrt(math.pi)),
+        (3, 1.5 / math.sqrt(math.pi)),
+        (4, 6 / math.sqrt(math.pi) * math.atan(math.sqrt(2)) / math.pi),
+        (100, 2.5075936364416847),
+        (10**6, 4.862897486196463),
+    ],
 )
 def test_the_slowest_of_some_is_the_known_mean_of_the_largest_of_normal_draws(devices, expected):
-    assert slowest_of(devices) == pytest.approx(expected, abs=1e-5)
+    assert slowest_of(devices) == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_jitter_needs_no_package_that_is_not_installed_with_gradlane():
+    program = (
+        "import sys; sys.modules['scipy'] = None\nfrom gradlane.planning.questions.jitter import slowdown; slowdown(8, 0.05)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_slowest_of_sixteen_is_what_drawing_says():
