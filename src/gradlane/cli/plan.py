@@ -18,6 +18,7 @@ from gradlane.cli.inputs.cases import (
     cases,
     describe,
     describe_at_length,
+    need_no_place,
     parse_rates,
     parse_workers,
     place_options,
@@ -92,8 +93,7 @@ def command(
     if network_path is not None:
         if computing.jitter:
             raise InputError("--jitter: got it with a network's file, expected --rate and --workers")
-        if rate or workers:
-            raise InputError("--rate and --workers: got them with a network's file, expected one or the other")
+        need_no_place({"rate": rate, "workers": workers, **given})
         case = Case(profile, read_network(network_path), clips=computing.clips)
     else:
         rates, counts = parse_rates(rate), parse_workers(workers)
@@ -107,6 +107,8 @@ def command(
             "--policy: got auto, which tries plans in a running job; expected another policy, or none: all are ranked "
             "then, as auto ranks them before it tries any"
         )
+    if emit is not None and case.place.backend != "all-reduce":
+        raise InputError("--emit: got it with parameter servers, expected all-reduce, which is all that stock DDP has")
     chosen = read_policy(policy, parse_knobs(knobs)) if policy is not None else None
     bound_ns = lower_bound_ns(case.profile, case.where)
     candidates = [chosen] if chosen is not None else [catalog.get(name) for name in case.policies]

@@ -218,6 +218,8 @@ def read_place(
         raise InputError(f"--algorithm: got {algorithm} with --device {device}, which has no NCCL; expected ring, or none")
     if servers is not None and servers != AS_MANY and not re.fullmatch(r"[1-9]\d{0,6}", servers):
         raise InputError(f"--servers: got {servers!r}, expected a number of them, or {AS_MANY}")
+    if servers is not None and algorithm is not None:
+        raise InputError(f"--algorithm: got {algorithm} with --servers, expected one or the other; servers need no all-reduce")
     if colocated and servers is None:
         raise InputError("--colocated: got it without --servers, expected a number of servers too")
     if crossings is not None and (not flat or servers is not None):
@@ -233,6 +235,20 @@ def read_place(
         next((option for option, value in given.items() if value is not None), None),
         has_nccl,
     )  # fmt: skip
+
+
+def need_no_place(given: dict[str, Any]) -> None:
+    """Refuse options of `place_options` beside a network's file, which describes the whole place.
+
+    Args:
+        given: the command's keywords, of which those that are empty were not given.
+
+    Raises:
+        InputError: an option is given; the message names the first.
+    """
+    for name in ("rate", "workers", *PLACE_OPTIONS):
+        if given[name]:
+            raise InputError(f"--{name.replace('_', '-')}: got it with a network's file, expected one or the other")
 
 
 def _read_bus(text: str, startup: str | None) -> Bus:
