@@ -155,7 +155,7 @@ def _figure_12() -> list[Row]:
     for model in BATCHES:
         target = 0.9 if model == "bert-base" else 0.99
         profile = profile_of(model)
-        (mercury,) = needed_rates(catalog.get("mercury"), profile, lambda rate: Cluster.homogeneous(1, 1, rate), [target])
+        (mercury,) = needed_rates(catalog.get("mercury"), lambda rate: Case(profile, Cluster.homogeneous(1, 1, rate)), [target])
         if mercury.bytes_per_second is None:
             continue
         rates = [mercury.bytes_per_second]

@@ -71,6 +71,50 @@ def test_whatif_bandwidth_finds_less_for_mercury_than_for_wfbp():
     assert "expected none" in invoke("whatif", "bandwidth", "vgg16", "--rate", "1gbit", code=2)
 
 
+def test_whatif_bandwidth_says_where_it_tried_no_lower_rate():
+    words = ("whatif", "bandwidth", "alexnet", "--workers", "1x8", "--policy", "wfbp", "--policy", "ddp", "--target", "90%")
+    text = invoke(*words)
+    assert text.startswith("90% of linear takes links of at most 8.62 Mbit/s, the lowest rate tried, with ddp.\n")
+    assert [row["is_lowest_tried"] for row in json.loads(invoke(*words, "--json"))] == [True, True]
+    (row,) = json.loads(invoke("whatif", "bandwidth", "alexnet", "--policy", "wfbp", "--target", "0.5", "--json"))
+    assert row["is_lowest_tried"] is False
+
+
+def test_whatif_bandwidth_counts_clipping_by_the_norm():
+    def needed(*more):
+        words = ("whatif", "bandwidth", "resnet18", "--workers", "2", "--target", "0.9", "--json")
+        return {row["policy"]: row["bits_per_second"] for row in json.loads(invoke(*words, *more))}
+
+    free, clipped = needed(), needed("--clips")
+    assert set(clipped) == {*free, "owners"}
+    assert clipped["blocks"] > 1.1 * free["blocks"]
+    assert clipped["ddp"] == free["ddp"]
+
+
+def test_numbers_of_workers_are_in_order_however_they_are_typed():
+    typed, sorted_ = (
+        invoke("whatif", "workers", "resnet50", "--workers", counts, "--policy", "ddp", "--policy", "mg-wfbp")
+        for counts in ("64,1,8,8", "1,8,64")
+    )
+    assert typed == sorted_
+    typed, sorted_ = (
+        invoke("whatif", "rates", "resnet50", "--rate", counts, "--policy", "ddp")
+        for counts in ("10gbit,1gbit", "1gbit,10gbit")
+    )
+    assert typed == sorted_
+
+
+def test_the_title_names_every_all_reduce_that_is_simulated():
+    text = invoke("whatif", "workers", "alexnet", "--workers", "8,1x8", "--policy", "ddp")
+    assert "alexnet, ring or auto all-reduce: % of linear scaling" in text
+
+
+def test_help_says_of_each_question_a_whole_sentence():
+    listed = invoke("whatif", "--help", columns=80).partition("Commands:\n")[2].splitlines()
+    assert len(listed) == 5
+    assert all(line.endswith(".") and not line.endswith(("...", "Fig.", "Figs.")) for line in listed)
+
+
 def test_whatif_rates_and_workers_end_with_what_no_schedule_exceeds():
     assert "no more than" in invoke("whatif", "rates", "vgg16", "--rate", "1gbit,10gbit", "--policy", "wfbp")
     rows = json.loads(invoke("whatif", "workers", "googlenet", "--workers", "4,64", "--policy", "mg-wfbp", "--json"))

@@ -54,7 +54,7 @@ def test_the_rate_that_one_message_behind_backward_needs_is_the_closed_form(targ
     compute, size = PROFILE.compute_ns, PROFILE.size_bytes
     exact = size * 1e9 / (compute / target - compute - startup)
     (needed,) = needed_rates(
-        catalog.get("sync-easgd"), PROFILE, lambda rate: Network.line(4, startup, rate), [target], low=10**7, high=10**12
+        catalog.get("sync-easgd"), lambda rate: Case(PROFILE, Network.line(4, startup, rate)), [target], low=10**7, high=10**12
     )
     assert needed.bytes_per_second == pytest.approx(exact, rel=0.011)
     assert needed.bytes_per_second >= exact * (1 - 1e-5)
@@ -64,13 +64,14 @@ def test_the_rate_that_one_message_behind_backward_needs_is_the_closed_form(targ
 def test_a_target_that_no_rate_reaches_and_one_that_every_rate_does():
     policy = catalog.get("sync-easgd")
     # the startup alone costs more than a tenth
-    never, always = needed_rates(policy, PROFILE, lambda rate: Network.line(4, 10**6, rate), [0.9, 0.01], low=10**9)
+    never, always = needed_rates(policy, lambda rate: Case(PROFILE, Network.line(4, 10**6, rate)), [0.9, 0.01], low=10**9)
     assert never.bytes_per_second is None
     assert 0.7 < never.reached < 0.8
     assert always.bytes_per_second is not None
     assert always.bytes_per_second < 1.6 * 10**9
+    assert (never.is_lowest_tried, always.is_lowest_tried) == (False, True)
     with pytest.raises(InputError, match=r"target: got 1\.5"):
-        needed_rates(policy, PROFILE, lambda rate: NETWORK, [1.5])
+        needed_rates(policy, lambda rate: Case(PROFILE, NETWORK), [1.5])
 
 
 def test_a_grid_of_knobs_leaves_out_credits_below_the_partition():

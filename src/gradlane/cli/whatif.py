@@ -33,7 +33,7 @@ from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_opt
 from gradlane.cli.inputs.faults import naming
 from gradlane.cli.inputs.knobs import read_policy
 from gradlane.cli.inputs.progress import bar
-from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked
+from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked, number_of
 from gradlane.cli.simulate import BASELINE, refused_row, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
@@ -57,17 +57,14 @@ _policies = click.option(
 )
 
 
-def _part(text: str) -> float:
-    try:
-        target = float(text)
-    except ValueError:
-        target = 0.0
+def _target(text: str) -> float:
+    target = number_of(text)
     if not 0 < target < 1:
-        raise InputError(f"got {text!r}, expected a part of linear scaling between 0 and 1")
+        raise InputError(f"got {text!r}, expected a part of linear scaling between 0 and 1, as in 0.9 or 90%")
     return target
 
 
-_TARGET = Checked("number", _part)
+_TARGET = Checked("part", _target)
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
 NO_MORE = "no more than"
 LITTLE = 0.01  # of linear scaling
@@ -92,8 +89,8 @@ class _Question:
     Args:
         profile: the profile that is asked about.
         there: the network, without its rate and number of workers.
-        rates: of links, in bits per second.
-        counts: hosts and devices.
+        rates: of links, in bits per second, ascending.
+        counts: hosts and devices, by ascending numbers of workers.
         jitter: standard deviation of a device's step, as a part of it.
         clips: as in `Case`.
         as_json: print JSON instead of a table.
@@ -151,7 +148,8 @@ class _Question:
     def title(self) -> str:
         there = self.there
         flat = there.flat and any(each.devices > 1 for each in self.counts)
-        servers = f", {there.algorithm_of(self.counts[0])} all-reduce" + (" of all devices" if flat else "")
+        algorithms = dict.fromkeys(there.algorithm_of(each) for each in self.counts)
+        servers = f", {' or '.join(algorithms)} all-reduce" + (" of all devices" if flat else "")
         if there.servers is not None:
             servers = ", as many servers" if there.servers == AS_MANY else f", {there.servers} servers"
         among = f", {self.counts[0]} workers" if len(self.counts) == 1 else ""
@@ -177,8 +175,8 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
             question = _Question(
                 computing.read(profile_text),
                 read_place(**there, device=computing.device),
-                parse_rates(rate, rates) if rate or rates else [],
-                parse_workers(workers, counts),
+                sorted(set(parse_rates(rate, rates))) if rate or rates else [],
+                sorted(dict.fromkeys(parse_workers(workers, counts)), key=lambda each: each.total),
                 computing.jitter,
                 computing.clips,
                 as_json,
@@ -198,8 +196,10 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
     return decorate
 
 
-@command.command(epilog=PROFILE_HELP)
-@click.option("--target", "targets", multiple=True, type=_TARGET, help="Part of linear scaling.  [default: 0.9 and 0.99]")
+@command.command(epilog=PROFILE_HELP, short_help="The lowest rate of the links that reaches a target.")
+@click.option(
+    "--target", "targets", multiple=True, type=_TARGET, help="Part of linear scaling, as in 90%.  [default: 90% and 99%]"
+)
 @_policies
 @_question(rates="")
 def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[str, ...]) -> None:
@@ -213,17 +213,22 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     if question.jitter:
         raise InputError("--jitter: got some, expected none: rates are searched without; gradlane whatif rates takes it")
     profile, there, count = question.profile, question.there, question.count
-    cases([profile], there, [10**10], [count])  # refuses options that do not go together
+
+    def at(bytes_per_second: int) -> Case:
+        (case,) = cases([profile], there, [8 * bytes_per_second], [count], clips=question.clips)
+        return case
+
+    some = at(10**9)
     targets = targets or (0.9, 0.99)
-    asked = [read_policy(name) for name in policies or Case(profile, there.at(10**10, count)).policies]
+    asked = [read_policy(name) for name in policies or some.policies]
     with bar() as progress:
         task = progress.add_task("simulating", total=len(asked))
         answers, refusals = [], []
         for policy in asked:
             try:
-                found = needed_rates(policy, profile, lambda rate: there.at(8 * rate, count), targets)
+                found = needed_rates(policy, at, targets)
             except InputError as error:
-                refusals.append(Refusal(Case(profile, there.at(10**10, count)), policy.name, error))
+                refusals.append(Refusal(some, policy.name, error))
             else:
                 answers += [(policy.name, target, needed) for target, needed in zip(targets, found, strict=True)]
             progress.advance(task)
@@ -234,7 +239,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     if question.as_json:
         _print_json([
             {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
-             "reached": needed.reached}
+             "reached": needed.reached, "is_lowest_tried": needed.is_lowest_tried}
             for name, target, needed in answers
         ] + [{"policy": refusal.policy, "refused": str(refusal.error)} for refusal in refusals])  # fmt: skip
     else:
@@ -254,7 +259,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
         question.draw(answer, ["policy", "of linear", "least rate"], rows, lines, "% of linear scaling", "Gbit/s needed")
 
 
-@command.command(epilog=PROFILE_HELP)
+@command.command(epilog=PROFILE_HELP, short_help="Scaling against the rate of the links.")
 @_policies
 @_question(rates=_DECADES)
 def rates(question: _Question, policies: tuple[str, ...]) -> None:
@@ -263,7 +268,7 @@ def rates(question: _Question, policies: tuple[str, ...]) -> None:
     _against(question, todo, policies, "bits_per_second")
 
 
-@command.command(epilog=PROFILE_HELP)
+@command.command(epilog=PROFILE_HELP, short_help="Scaling against the number of workers.")
 @click.option("--target", type=_TARGET, help="Also say up to how many workers this part of linear scaling is kept.")
 @_policies
 @_question(counts="2..2048")
@@ -273,7 +278,7 @@ def workers(question: _Question, target: float | None, policies: tuple[str, ...]
     _against(question, todo, policies, "workers", target)
 
 
-@command.command(epilog=PROFILE_HELP)
+@command.command(epilog=PROFILE_HELP, short_help="What a faster card, bus or both would bring.")
 @click.option("--times", type=FACTOR, default=2.0, show_default=True, help="How many times as fast.")
 @click.option("--halves", is_flag=True, help="And what gradients that travel as bfloat16 would bring.")
 @_policies
@@ -303,7 +308,7 @@ def faster(question: _Question, times: float, halves: bool, policies: tuple[str,
     _against(question, changed, policies, "change")
 
 
-@command.command(epilog=PROFILE_HELP)
+@command.command(epilog=PROFILE_HELP, short_help="Iteration time by partition and credit size.")
 @click.option("--partition", "partitions", multiple=True, metavar="SIZE", help=f"  [default: {_SIZES}]")
 @click.option("--credit", "credits", multiple=True, metavar="SIZE", help="The same as --partition by default.")
 @_question()
@@ -451,16 +456,17 @@ def _answer_target(outcomes: Sequence[Outcome], x: str, target: float) -> str:
 
 
 def _answer_needed(answers: Sequence[tuple[str, float, Needed]], target: float) -> str:
-    rates = {name: needed.bytes_per_second for name, each, needed in answers if each == target}
-    enough = {name: rate for name, rate in rates.items() if rate is not None}
+    found = {name: needed for name, each, needed in answers if each == target}
+    enough = {name: needed.bytes_per_second for name, needed in found.items() if needed.bytes_per_second is not None}
     if not enough:
         return f"No policy reaches {target:.0%} of linear at any rate that was tried."
-    best = min(enough, key=lambda name: enough[name])
-    text = f"{target:.0%} of linear takes links of {format_rate(enough[best])} with {best}"
-    plain = BASELINE if BASELINE in rates else next(iter(rates))
+    plain = BASELINE if BASELINE in found else next(iter(found))
+    best = min(enough, key=lambda name: (enough[name], name != plain))
+    lowest = ", the lowest rate tried," if found[best].is_lowest_tried else ""
+    text = f"{target:.0%} of linear takes links of {_needed_text(found[best])}{lowest} with {best}"
     if plain == best:
         return f"{text}."
-    return f"{text}, {format_rate(enough[plain])} with {plain}." if plain in enough else f"{text}; {plain} never reaches it."
+    return f"{text}, {_needed_text(found[plain])} with {plain}." if plain in enough else f"{text}; {plain} never reaches it."
 
 
 def _answer_grid(grid: Sequence[tuple[int, int, Outcome]]) -> str:
@@ -513,7 +519,10 @@ def _show_needed(
 
 
 def _needed_text(needed: Needed) -> str:
-    return format_rate(needed.bytes_per_second) if needed.bytes_per_second is not None else f"no rate ({needed.reached:.1%})"
+    if needed.bytes_per_second is None:
+        return f"no rate ({needed.reached:.1%})"
+    rate = format_rate(needed.bytes_per_second)
+    return f"at most {rate}" if needed.is_lowest_tried else rate
 
 
 def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], limits: Sequence[int], title: str) -> None:

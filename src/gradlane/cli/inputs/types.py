@@ -72,12 +72,17 @@ def positive(what: str) -> Checked:
     return Checked("number", parse)
 
 
-def _part(text: str) -> float:
+def number_of(text: str) -> float:
+    """The number that a text is, as 0.4 for 40%; NaN if it is none."""
     number = text.removesuffix("%")
     try:
-        part = float(number) / (1 if number == text else 100)
+        return float(number) / (1 if number == text else 100)
     except ValueError:
-        part = math.nan
+        return math.nan
+
+
+def _part(text: str) -> float:
+    part = number_of(text)
     if not 0 < part <= 1:
         raise InputError(f"got {text!r}, expected a part, more than 0 and at most 1, as in 0.4 or 40%")
     return part

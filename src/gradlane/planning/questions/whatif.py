@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from gradlane.core.fields import MAX_RATE, need, need_int
 from gradlane.core.policy import Policy
-from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.planning.questions.sweep import Case, Outcome, Refusal, Where, judge
+from gradlane.planning.questions.sweep import Case, Outcome, Refusal, judge
 from gradlane.planning.search.space import with_knobs
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import format_bytes
@@ -26,12 +25,13 @@ class Needed(NamedTuple):
     bytes_per_second: int | None
     reached: float
     """The efficiency at that rate, or at the highest tried."""
+    is_lowest_tried: bool = False
+    """Whether no lower rate was tried: a lower one may reach the target too."""
 
 
 def needed_rates(
     policy: Policy,
-    profile: Profile,
-    at: Callable[[int], Where],
+    at: Callable[[int], Case],
     targets: Sequence[float],
     low: int = 10**6,
     high: int = 5 * 10**10,
@@ -44,8 +44,8 @@ def needed_rates(
     not.
 
     Args:
-        policy, profile: what to simulate.
-        at: from a rate in bytes per second to the network or cluster with that rate.
+        policy: what to simulate.
+        at: from a rate in bytes per second to the case with links of that rate.
         targets: efficiencies, as fractions of linear scaling.
         low, high: the range of rates, in bytes per second.
 
@@ -59,7 +59,7 @@ def needed_rates(
 
     @functools.cache
     def efficiency(rate: int) -> float:
-        return judge(policy, Case(profile, at(rate)), bound_ns=0).efficiency
+        return judge(policy, at(rate), bound_ns=0).efficiency
 
     return [_needed(efficiency, target, low, high) for target in targets]
 
@@ -79,7 +79,7 @@ def _needed(efficiency: Callable[[int], float], target: float, low: int, high: i
             enough = middle
         else:
             short = middle
-    return Needed(enough, efficiency(enough))
+    return Needed(enough, efficiency(enough), is_lowest_tried=not short)
 
 
 def _down(high: int, low: int) -> Iterator[int]:
