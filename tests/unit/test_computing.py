@@ -46,7 +46,7 @@ def test_hosts_of_four_tpus_are_planned_with_the_products_and_the_ring_that_they
         assert f"--algorithm: got {algorithm} with --device tpu-v5p, which has no NCCL; expected ring" in said
     assert "TPU v5p, BF16 products" in invoke("plan", "llama-1b", *place, "--policy", "wfbp")
     said = invoke("plan", "llama-1b", *place, "--compute-dtype", "tf32", code=2)
-    assert "expected one that TPU v5p has products of: bfloat16" in said
+    assert "expected one that TPU v5p has products of: bf16" in said
 
 
 def test_a_device_is_a_row_of_data():
@@ -113,7 +113,7 @@ def test_every_question_takes_how_fast_the_device_is(command):
         (("--mfu", "x"), "expected a part"),
         (("--mfu", "0.5", "--step-time", "1s"), "--mfu: got it with --step-time"),
         (("--step-time", "0ms"), "--step-time: got '0ms', expected more than zero"),
-        (("--compute-dtype", "bf16", "--device", "v100"), "Tesla V100 PCIe has products of: float32, float16"),
+        (("--compute-dtype", "bf16", "--device", "v100"), "Tesla V100 PCIe has products of: fp32, fp16"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(options, message):

@@ -142,6 +142,20 @@ def test_what_was_not_measured_says_so():
     assert "not measured: the mean factor of all devices" in zoo.profile("gpt2").source
 
 
+def test_a_device_of_the_same_chip_is_as_fast_as_its_data_sheet_says():
+    for name in zoo.names():
+        slower, faster = (zoo.profile(name, device=device, batch=8) for device in ("v100", "v100-sxm"))
+        assert 0.89 < faster.compute_ns / slower.compute_ns < 1
+    assert "not measured: v100's factor of 1.39" in zoo.profile("resnet152", device="v100-sxm").source
+    assert "not measured: v100's mean factor" in zoo.profile("gpt2", device="v100-sxm").source
+    assert {spec.same_chip for spec in DEVICES.values()} - {None} <= {device for _, device in TOTALS}
+
+
+def test_a_rate_above_the_peak_is_explained():
+    assert "105% of 14 FP32 TFLOP/s as counted; Winograd's algorithm" in invoke("plan", "vgg16", "--device", "v100")
+    assert "Winograd" not in invoke("plan", "resnet50", "--device", "v100", "--policy", "ddp")
+
+
 def test_wide_3_by_3_convolutions_take_the_time_of_fewer_operations_than_are_counted():
     by_kernel = []
     for kernel in (3, 5):

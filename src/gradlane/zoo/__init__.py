@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gradlane.core.fields import did_you_mean, need, need_int
+from gradlane.core.fields import MAX_NS, did_you_mean, need, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError
+from gradlane.units import format_ns
 from gradlane.zoo import inception, language, vision
 from gradlane.zoo.buses import BUSES as BUSES
 from gradlane.zoo.buses import bus as bus
@@ -186,6 +187,7 @@ def profile(
         return counted
     need(0 < mfu <= 1, "mfu", mfu, "a part of the device's peak, more than 0 and at most 1")
     step_ns = training_operations(name, batch) / (mfu * peak) * 1e9
+    need(step_ns <= MAX_NS, "mfu", mfu, f"a part at which a step takes at most {format_ns(MAX_NS)}")
     source = f"{_counted(device, batch, dtype)}, at {100 * mfu:g}% of {peak / 1e12:g} TFLOP/s"
     return msgspec.structs.replace(counted.stretched(step_ns / counted.compute_ns), source=source)
 
@@ -240,11 +242,14 @@ def _counted(device: str, batch: int, dtype: str) -> str:
 def _calibration(name: str, device: str, dtype: str) -> tuple[float, str]:
     """The factor from data sheet times to measured times, and where it comes from."""
     factors = _factors()
+    chip = DEVICES[device].same_chip or device
     is_default = dtype == DEVICES[device].default_dtype  # the totals were measured with it
-    if (name, device) in factors and is_default:
-        return factors[name, device], f"calibrated to {TOTALS[name, device].source}"
-    here = [factor for (_, where), factor in factors.items() if where == device]
+    if (name, chip) in factors and is_default:
+        factor = factors[name, chip]
+        measured = f"calibrated to {TOTALS[name, chip].source}"
+        return factor, measured if chip == device else f"not measured: {chip}'s factor of {factor:.2f}"
+    here = [factor for (_, where), factor in factors.items() if where == chip]
     if here:
-        return geometric_mean(here), f"not measured: {device}'s mean factor of {geometric_mean(here):.2f}"
+        return geometric_mean(here), f"not measured: {chip}'s mean factor of {geometric_mean(here):.2f}"
     mean = geometric_mean(list(factors.values()))
     return mean, f"not measured: the mean factor of all devices, {mean:.2f}"

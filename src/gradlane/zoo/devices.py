@@ -6,7 +6,7 @@ Operations and bytes bound any kernel (the roofline model); small kernels cost t
 operations are those that are carried out, which Winograd's algorithm makes fewer than those
 counted. No device reaches its data sheet: `factor` is the ratio between a measured total and the model's. For a
 network without a measured total on a device, it is the geometric mean of the factors known for that
-device or, without any, for all devices.
+device or, without any, for all devices. A device of the same chip as another has the other's factors.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         default_dtype: what PyTorch's float32 products run as, a key of `operations_per_second`.
         source: who says so.
         has_nccl: whether NCCL, or the port of it that the maker has, sums there. TPUs have none.
+        same_chip: the device of the same chip on which totals were measured; None: this one, if any.
     """
 
     title: str
@@ -48,6 +49,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default_dtype: str
     source: str
     has_nccl: bool = True
+    same_chip: str | None = None
 
     def __post_init__(self) -> None:
         for dtype in (*self.operations_per_second, self.default_dtype):

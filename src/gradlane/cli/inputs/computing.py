@@ -102,7 +102,8 @@ class Computing:
         device, batch, dtype = self._of_zoo(text)
         peak = zoo.DEVICES[device].peak(dtype)
         part = zoo.training_operations(text, batch) / (profile.compute_ns / 1e9) / peak
-        return f"{part:.0%} of {peak / 1e12:g} {zoo.PRODUCTS[dtype]} TFLOP/s"
+        counted = " as counted; Winograd's algorithm carries out fewer" if part > 1 and self.step_ns is None else ""
+        return f"{part:.0%} of {peak / 1e12:g} {zoo.PRODUCTS[dtype]} TFLOP/s{counted}"
 
     def of_zoo(self, argument: str, name: str) -> Profile:
         """A profile of the zoo.
@@ -118,9 +119,15 @@ class Computing:
             raise InputError(f"--device: got {one_of(self.device, zoo.devices())}")
         with naming(argument):
             zoo.describe(name)
-        dtype = None if self.compute_dtype is None else COMPUTE_DTYPES[self.compute_dtype]
-        with naming("--compute-dtype"):
-            return zoo.profile(name, device=self.device, batch=self.batch, compute_dtype=dtype, mfu=self.mfu)
+        device, batch, dtype = self._of_zoo(name)
+        spec = zoo.DEVICES[device]
+        if dtype not in spec.operations_per_second:
+            known = ", ".join(key for key, each in COMPUTE_DTYPES.items() if each in spec.operations_per_second)
+            raise InputError(
+                f"--compute-dtype: got {self.compute_dtype!r}, expected one that {spec.title} has products of: {known}"
+            )
+        with naming("--mfu"):
+            return zoo.profile(name, device=device, batch=batch, compute_dtype=dtype, mfu=self.mfu)
 
     def _computed(self, text: str, argument: str = "PROFILE") -> Profile:
         path = Path(text)
