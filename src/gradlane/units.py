@@ -12,6 +12,9 @@ import re
 from gradlane.errors import InputError
 
 NS_PER_SECOND = 1_000_000_000
+MAX_BYTES = 2**50
+MAX_NS = 10**18  # thirty years
+MAX_RATE = 10**13  # bytes per second
 
 _BYTES = {
     "": 1, "b": 1,
@@ -23,49 +26,61 @@ _BITS_PER_SECOND = {
     "bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12,
     "bps": 1, "kbps": 10**3, "mbps": 10**6, "gbps": 10**9, "tbps": 10**12,
 }  # fmt: skip
+_BYTES_PER_SECOND = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKMGT]?)B(?:ps|/s)?\s*")
 _NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
 
 
-def _split(text: str, what: str, units: dict[str, int], example: str, shown: tuple[str, ...]) -> float:
-    """The value in the smallest unit. shown: the units that an error may suggest."""
+def _split(text: str, what: str, units: dict[str, int], example: str, shown: tuple[str, ...], most: int, most_text: str) -> int:
+    """The value in the smallest unit. shown: the units that an error may suggest. most: its limit, and that for people."""
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None or match.group(2).lower() not in units:
         close = match and difflib.get_close_matches(match.group(2).lower(), [unit.lower() for unit in shown], n=1)
         unit = next((unit for unit in shown if close and unit.lower() == close[0]), None)
         meant = f" (did you mean {match[1]}{unit}?)" if match and unit else ""
-        raise InputError(f"{what}: got {text!r}{meant}, expected a number and a unit such as {example}")
-    return float(match.group(1)) * units[match.group(2).lower()]
+        raise InputError(f"{what}: got {text!r:.80}{meant}, expected a number and a unit such as {example}")
+    value = float(match.group(1)) * units[match.group(2).lower()]
+    if value > most:
+        raise InputError(f"{what}: got {text!r:.80}, expected at most {most_text}")
+    return round(value)
 
 
 def parse_bytes(text: str) -> int:
-    """Parse ``"4MiB"`` or ``"512k"`` (binary units) or ``"4MB"`` (decimal) into bytes.
+    """Parse ``"4MiB"`` or ``"512k"`` (binary units) or ``"4MB"`` (decimal) into bytes, `MAX_BYTES` at most.
 
     Raises:
-        InputError: `text` is not a number and a unit of size.
+        InputError: `text` is not a number and a unit of size, or more than that.
     """
-    return round(_split(text, "size", _BYTES, "4MiB, 512k or 25MB", ("kB", "MB", "GB", "KiB", "MiB", "GiB")))
+    shown = ("kB", "MB", "GB", "KiB", "MiB", "GiB")
+    return _split(text, "size", _BYTES, "4MiB, 512k or 25MB", shown, MAX_BYTES, format_bytes(MAX_BYTES))
 
 
 def parse_rate(text: str) -> int:
-    """Parse ``"500mbit"`` or ``"10gbit"`` into bits per second, as `tc` and switch vendors count.
+    """Parse ``"500mbit"`` or ``"10gbit"`` into bits per second, as `tc` and switch vendors count; 8 * `MAX_RATE` at most.
 
     Raises:
-        InputError: `text` is not a number and a unit of rate, or the rate is 0.
+        InputError: `text` is not a number and a unit of rate, or the rate is 0 or more than that. A rate in bytes, as in
+            10GB/s, is none; the message has it in bits.
     """
-    rate = round(_split(text, "rate", _BITS_PER_SECOND, "500mbit or 10gbit", ("kbit", "mbit", "gbit")))
+    example = "500mbit or 10gbit"
+    in_bytes = _BYTES_PER_SECOND.fullmatch(text)
+    if in_bytes is not None:
+        meant = f"{8 * float(in_bytes[1]):g}{in_bytes[2].lower()}bit"
+        raise InputError(f"rate: got {text!r:.80} (did you mean {meant}?), expected a number and a unit such as {example}")
+    shown = ("kbit", "mbit", "gbit")
+    rate = _split(text, "rate", _BITS_PER_SECOND, example, shown, 8 * MAX_RATE, format_rate(MAX_RATE))
     if rate <= 0:
         raise InputError(f"rate: got {text!r}, expected more than zero")
     return rate
 
 
 def parse_ns(text: str) -> int:
-    """Parse ``"50us"``, ``"1.5ms"`` or ``"2s"`` into nanoseconds.
+    """Parse ``"50us"``, ``"1.5ms"`` or ``"2s"`` into nanoseconds, `MAX_NS` at most.
 
     Raises:
-        InputError: `text` is not a number and a unit of time.
+        InputError: `text` is not a number and a unit of time, or more than that.
     """
-    return round(_split(text, "time", _NS, "50us, 1.5ms or 2s", ("ns", "us", "ms", "s")))
+    return _split(text, "time", _NS, "50us, 1.5ms or 2s", ("ns", "us", "ms", "s"), MAX_NS, format_ns(MAX_NS))
 
 
 def format_bytes(size_bytes: int) -> str:

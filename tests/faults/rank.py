@@ -197,7 +197,7 @@ class Rank:
         self.state = "attaching"
         self.job.reached(self.rank, "attach")
         self.say("calls attach")
-        self.coordination = Coordination(self.rank, self.rank, self.failures, self.make_channel)  # type: ignore[arg-type]
+        self.coordination = Coordination(self.rank, self.failures, self.make_channel)  # type: ignore[arg-type]
         channel = self.channel
         if self.rank == 0:
             channel.on_turn = self.look

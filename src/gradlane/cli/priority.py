@@ -4,6 +4,7 @@ marked packets first.
 
 from __future__ import annotations
 
+import re
 import sys
 
 import click
@@ -11,6 +12,7 @@ import msgspec
 from rich.table import Table
 
 from gradlane import lab
+from gradlane.cli.inputs.faults import naming
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import PYTHON_BYTES
 from gradlane.compare.processes import run_on_lab
@@ -45,7 +47,9 @@ def probe(
         show(path.listen(*_address("--listen", listen), senders, seconds), as_json)
     else:
         # all hosts run one command; each reads its role from its environment, as a rank does
-        spec = lab.LabSpec(hosts=senders + 1, link_bits_per_second=parse_rate(link or "200mbit"), network_classes=classes)
+        with naming("--link"):
+            rate = parse_rate(link or "200mbit")
+        spec = lab.LabSpec(hosts=senders + 1, link_bits_per_second=rate, network_classes=classes)
         arguments = [str(senders), str(seconds), *(["--json"] if as_json else [])]
         exit_code = run_on_lab(spec, [sys.executable, "-m", "gradlane.cli.priority_host", *arguments], rank_bytes=PYTHON_BYTES)
         if exit_code:
@@ -54,7 +58,7 @@ def probe(
 
 def _address(option: str, text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise InputError(f"{option}: got {text!r}, expected HOST:PORT")
     return host, int(port)
 

@@ -37,15 +37,17 @@ from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked, number_of
 from gradlane.cli.simulate import BASELINE, refused_row, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
+from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.questions import Case, Outcome, Refusal, knob_grid, needed_rates, sweep
 from gradlane.planning.questions.whatif import Needed
+from gradlane.planning.search.space import with_knobs
 from gradlane.report import plots
 from gradlane.report.page import facts
 from gradlane.report.page.simulated import Lines, charts
-from gradlane.units import format_bytes, format_ns, format_rate, parse_bytes
+from gradlane.units import MAX_RATE, format_bytes, format_ns, format_rate, parse_bytes
 
 _policies = click.option(
     "--policy",
@@ -290,6 +292,12 @@ def faster(question: _Question, times: float, halves: bool, policies: tuple[str,
     if question.plot is not None:
         raise InputError("--plot: got it with a question whose answers lie on no scale, expected --json")
     there, rate = question.there, question.rate
+    for each in (rate // 8, there.bus.bytes_per_second):
+        if not 1 <= each * times <= MAX_RATE:
+            raise InputError(
+                f"--times: got {times:g}, expected a factor with which links and bus stay between {format_rate(1)} and "
+                f"{format_rate(MAX_RATE)}"
+            )
     card, bus = f"card x {times:g}", f"bus x {times:g}"
     profile, fast_bus = question.profile, there.with_bus_times(times)
     todo = {
@@ -315,13 +323,13 @@ def faster(question: _Question, times: float, halves: bool, policies: tuple[str,
 def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, ...]) -> None:
     """ByteScheduler's iteration time against partition and credit size (ByteScheduler Fig. 4)."""
     (case,) = cases([question.profile], question.there, [question.rate], [question.count], question.jitter, question.clips)
-    sizes = _sizes("--partition", partitions or (_SIZES,))
-    limits = _sizes("--credit", credits) if credits else sizes
+    policy = catalog.get("bytescheduler")
+    sizes = _sizes(policy, "partition_bytes", "--partition", partitions or (_SIZES,))
+    limits = _sizes(policy, "credit_bytes", "--credit", credits) if credits else sizes
     total = sum(limit >= size for size in sizes for limit in limits)
     with bar() as progress:
         task = progress.add_task("simulating", total=total)
         refusals: list[Refusal] = []
-        policy = catalog.get("bytescheduler")
         grid = knob_grid(policy, case, sizes, limits, lambda done: progress.advance(task, done), refusals.append)
     if not grid and refusals:
         raise refusals[0].error
@@ -544,9 +552,13 @@ def _show_grid(grid: Sequence[tuple[int, int, Outcome]], sizes: Sequence[int], l
     print_table(table)
 
 
-def _sizes(option: str, texts: Sequence[str]) -> list[int]:
+def _sizes(policy: Policy, knob: str, option: str, texts: Sequence[str]) -> list[int]:
+    """The values that an option lists for a knob of a policy."""
     with naming(option):
-        return [parse_bytes(part) for text in texts for part in text.split(",")]
+        sizes = [parse_bytes(part) for text in texts for part in text.split(",")]
+        for size in sizes:
+            with_knobs(policy, {knob: size})
+    return sizes
 
 
 def _print_json(rows: list[dict[str, Any]]) -> None:

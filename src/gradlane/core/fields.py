@@ -10,10 +10,10 @@ import difflib
 from collections.abc import Iterable
 
 from gradlane.errors import InputError
+from gradlane.units import MAX_BYTES as MAX_BYTES
+from gradlane.units import MAX_NS as MAX_NS
+from gradlane.units import MAX_RATE as MAX_RATE
 
-MAX_BYTES = 2**50
-MAX_NS = 10**18  # thirty years
-MAX_RATE = 10**13  # bytes per second
 MAX_TENSORS = 100_000
 MAX_MESSAGES = 100_000  # seconds to plan and to simulate; one for each tensor at least
 MAX_NAME = 1_000

@@ -27,13 +27,14 @@ from gradlane.errors import FormatError, InputError
 from gradlane.planning.questions import Case
 from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.sweep import Where
-from gradlane.units import format_bytes, format_ns, format_rate, parse_rate
+from gradlane.units import MAX_RATE, NS_PER_SECOND, format_bytes, format_ns, format_rate, parse_rate
 from gradlane.zoo.buses import BUSES
 
 AS_MANY = "same"
 PLACE_OPTIONS = ("algorithm", "startup", "servers", "colocated", "bus", "bus_startup", "flat", "crossings")
 RATES, WORKERS, STARTUP, BUS, BUS_STARTUP = "10gbit", "8", "30us", "pcie3", "5us"  # defaults
 AUTO, RING = "auto", "ring"
+MOST_STARTUP_NS = 100 * NS_PER_SECOND  # for any number of steps of an all-reduce
 
 
 class Workers(NamedTuple):
@@ -166,10 +167,11 @@ class Place:
             bus = msgspec.structs.replace(self.bus, devices=workers.devices)
         if self.servers is not None:
             servers = workers.hosts if self.servers == AS_MANY else int(self.servers)
-            return Cluster.homogeneous(
-                workers.total, servers, rate, colocated=self.colocated, startup_ns=startup_ns,
-                network_classes=NETWORK_CLASSES, devices=workers.devices, bus=UNSET if self.flat else bus,
-            )  # fmt: skip
+            with naming("--servers"):
+                return Cluster.homogeneous(
+                    workers.total, servers, rate, colocated=self.colocated, startup_ns=startup_ns,
+                    network_classes=NETWORK_CLASSES, devices=workers.devices, bus=UNSET if self.flat else bus,
+                )  # fmt: skip
         if self.flat and bus is not UNSET:
             return flat_ring(workers.hosts, bus, startup_ns=startup_ns, bytes_per_second=rate, crossings=self.crossings)
         algorithm = self.algorithm_of(workers)
@@ -229,7 +231,7 @@ def read_place(
     given = {"--bus": bus, "--bus-startup": bus_startup, "--flat": flat or None}
     spec = BUSES.get(bus or BUS)
     return Place(
-        algorithm, None if startup is None else parse_time("--startup", startup), servers, colocated,
+        algorithm, None if startup is None else parse_time("--startup", startup, MOST_STARTUP_NS), servers, colocated,
         _read_bus(bus or BUS, bus_startup),
         spec is not None and spec.nvlink, spec is not None and spec.nvswitch_sums, flat, crossings or 1,
         next((option for option, value in given.items() if value is not None), None),
@@ -252,7 +254,7 @@ def need_no_place(given: dict[str, Any]) -> None:
 
 
 def _read_bus(text: str, startup: str | None) -> Bus:
-    startup_ns = parse_time("--bus-startup", startup or BUS_STARTUP)
+    startup_ns = parse_time("--bus-startup", startup or BUS_STARTUP, MOST_STARTUP_NS)
     with naming("--bus"):
         if text[:1].isdigit():
             return Bus(2, startup_ns, max(1, parse_rate(text) // 8), source="--bus")
@@ -324,7 +326,10 @@ def _parse_rate(text: str) -> int:
         return count * zoo.LINKS[card].bits_per_second
     if card[:1].isdigit():
         with naming("--rate"):
-            return count * parse_rate(card)
+            rate = count * parse_rate(card)
+        if rate > 8 * MAX_RATE:
+            raise InputError(f"--rate: got {text!r}, expected at most {format_rate(MAX_RATE)}")
+        return rate
     raise InputError(
         f"--rate: got {text!r}{did_you_mean(card, zoo.LINKS)}, expected a rate such as 10gbit, or one of "
         f"{', '.join(zoo.LINKS)}; several cards of a host as 8xndr"

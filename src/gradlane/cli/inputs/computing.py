@@ -20,9 +20,10 @@ from gradlane.core.profile import Profile
 from gradlane.core.wire_dtype import WIRE_DTYPES
 from gradlane.errors import InputError
 from gradlane.planning.questions.memory import Replica
-from gradlane.units import format_ns
+from gradlane.units import NS_PER_SECOND, format_ns
 
 PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."
+MOST_STEP_NS = 10**6 * NS_PER_SECOND
 COMPUTE_DTYPES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -58,7 +59,7 @@ class Computing:
         step_time = options.pop("step_time")
         found = Computing(
             **{name: options.pop(name) for name in ("device", "batch", "wire_dtype", "compute_dtype", "mfu")},
-            step_ns=None if step_time is None else parse_time("--step-time", step_time),
+            step_ns=None if step_time is None else parse_time("--step-time", step_time, MOST_STEP_NS),
             jitter=options.pop("jitter") or 0.0,
             clips=2.0 if options.pop("clips") else None,
         )
@@ -80,6 +81,8 @@ class Computing:
         """
         profile = self._computed(text, argument)
         if self.step_ns is not None:
+            if not profile.compute_ns:
+                raise InputError(f"--step-time: got it with {text}, whose steps take no time; expected a profile with times")
             source = f"a step of {format_ns(self.step_ns)} as stated; {profile.source}"[:MAX_NAME]
             profile = msgspec.structs.replace(profile.stretched(self.step_ns / profile.compute_ns), source=source)
         return profile.with_wire_dtype(None if self.wire_dtype is None else WIRE_DTYPES[self.wire_dtype])

@@ -17,7 +17,7 @@ import click
 from gradlane.cli.inputs.faults import naming, one_of
 from gradlane.errors import InputError
 from gradlane.report.plots import PLOT_SUFFIXES, need_matplotlib
-from gradlane.units import parse_bytes, parse_ns, parse_rate
+from gradlane.units import MAX_NS, format_ns, parse_bytes, parse_ns, parse_rate
 
 _MOST = 1_000_000
 
@@ -54,7 +54,7 @@ def whole_number(least: int = 1, most: int = _MOST) -> Checked:
 
 
 def positive(what: str) -> Checked:
-    """The type of a finite number above zero.
+    """The type of a number above zero, and at most a million: what waits takes no more seconds.
 
     Args:
         what: what it is a number of, for errors.
@@ -65,8 +65,10 @@ def positive(what: str) -> Checked:
             number = float(text)
         except ValueError:
             number = math.nan
-        if not 0 < number < math.inf:
+        if not number > 0:
             raise InputError(f"got {text!r}, expected {what}, more than zero")
+        if number > _MOST:
+            raise InputError(f"got {text!r}, expected {what}, at most {_MOST}")
         return number
 
     return Checked("number", parse)
@@ -203,7 +205,14 @@ def rate_or_none(text: str | None) -> int | None:
         return None if text is None or text.lower() == "none" else parse_rate(text)
 
 
-def parse_time(option: str, text: str) -> int:
-    """The value of an option that is a time, in ns. Raises `InputError`, which names the option."""
+def parse_time(option: str, text: str, most_ns: int = MAX_NS) -> int:
+    """The value of an option that is a time, in ns.
+
+    Raises:
+        InputError: it is none, or more than `most_ns`; the message names the option.
+    """
     with naming(option):
-        return parse_ns(text)
+        time_ns = parse_ns(text)
+    if time_ns > most_ns:
+        raise InputError(f"{option}: got {text!r}, expected at most {format_ns(most_ns)}")
+    return time_ns

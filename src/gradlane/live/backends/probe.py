@@ -62,7 +62,7 @@ def sweep(
         (size_bytes, duration_ns) of each all-reduce, or of one of those in a row, where the duration is
         the longest of all ranks; the same on every rank.
     """
-    all_reduce = all_reduce or (lambda data: _sum(group, device, [data]))
+    all_reduce = all_reduce or (lambda data: _sum(group, [data]))
 
     swept: list[torch.Tensor] = []
     took_ns: list[int] = []
@@ -109,7 +109,7 @@ def sweep_streams(
         size_bytes for size_bytes in dict.fromkeys(size for size, _ in alone)
         if min(taken for size, taken in alone if size == size_bytes) <= LONGEST_IN_STREAM_NS
     ]  # fmt: skip
-    start = start or partial(_start, group, device)
+    start = start or partial(_start, group)
     typical_ns = {size: median(taken for each, taken in alone if each == size) for size in sizes}
     messages = {
         size: max(STREAM, min(LONGEST_STREAM, round(STREAM_NS / typical_ns[size]))) if size <= SMALL_BYTES else STREAM
@@ -199,7 +199,7 @@ def measure_start(group: Any, device: torch.device, repeats: int = 9, start: Sta
         every rank.
     """
     memory = [torch.zeros(QUICK_SIZES[0] // 4, device=device) for _ in range(STREAM)]
-    start = start or partial(_start, group, device)
+    start = start or partial(_start, group)
     took_ns = []
     for _ in range(repeats):
         begun_ns = time.thread_time_ns()
@@ -232,7 +232,7 @@ def measure_wakeup(group: Any, device: torch.device, repeats: int = 45, budget_s
 
     def by_thread(memory: list[torch.Tensor]) -> None:
         for each in memory:
-            _sum(group, device, [each])
+            _sum(group, [each])
 
     def by_callbacks(memory: list[torch.Tensor]) -> None:
         _Chain(group, memory).run(update)
@@ -294,11 +294,11 @@ class _Chain:
         return True
 
 
-def _sum(group: Any, device: torch.device, data: list[torch.Tensor]) -> None:
-    _start(group, device, data)()
+def _sum(group: Any, data: list[torch.Tensor]) -> None:
+    _start(group, data)()
 
 
-def _start(group: Any, device: torch.device, data: list[torch.Tensor]) -> Callable[[], None]:
+def _start(group: Any, data: list[torch.Tensor]) -> Callable[[], None]:
     """Start all sums, as a session does; return a call that waits for them."""
     works = []
     for each in data:

@@ -25,16 +25,15 @@ class Coordination:
     is kept for it.
 
     Args:
-        rank, global_rank: of this process in the session's group, whose rank 0 decides, and in the
-            whole job.
+        global_rank: of this process in the whole job.
         failures: of the session; its lock guards what arrives here.
         make_channel: makes the control channel, given its callbacks (every rank calls it).
 
     Raises what `make_channel` raises.
     """
 
-    def __init__(self, rank: int, global_rank: int, failures: Failures, make_channel: Callable[..., ControlChannel]) -> None:
-        self._rank, self._global_rank = rank, global_rank
+    def __init__(self, global_rank: int, failures: Failures, make_channel: Callable[..., ControlChannel]) -> None:
+        self._global_rank = global_rank
         self.failures = failures
         self._iteration = -1
         self._choices: dict[int, list[int]] = {}  # of iterations that this rank has not begun

@@ -26,7 +26,7 @@ from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.carrier import Carrier, HostCarrier, NodeCarrier
 from gradlane.live.comm.coordination import Coordination
-from gradlane.live.comm.recorder import Recorder, blocked, now_ns
+from gradlane.live.comm.recorder import Recorder, Waited, blocked, now_ns
 from gradlane.live.comm.stragglers import BusyTimes
 
 
@@ -52,8 +52,8 @@ class Driver:
         summed: the slots in which gradients are summed: those of the model's device, or their mirror in
             CPU memory.
         late: those of some tensors whose sums have not arrived. Does not wait. Call `wait_for` before using others on a device.
+        waited: for sums, by each thread.
         inspect: called with tensors before the engine hears that they are ready.
-        waited_ns: for how long the training thread has been blocked for sums so far.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class Driver:
         self._recorder = recorder
         self._keeps_log = keeps_log
         self._is_closed = False
+        self.waited = Waited()
         self.inspect: Callable[[Sequence[int]], None] = lambda tensors: None
         self._busy_times = BusyTimes(coordination.channel.busy)
-        self.waited_ns = 0
         self._carrier: Carrier
         self._communicated_ns = 0  # under plans before this one
         self._gradient_buffers = GradientBuffers([])
@@ -148,7 +148,7 @@ class Driver:
     def begin(self) -> None:
         """Begin an iteration. All sums of the one before must have arrived."""
         if self.streams is None:
-            self._busy_times.step(now_ns(), self.failures.waited_ns)
+            self._busy_times.step(now_ns(), self.failures.waited.total_ns)
         if self._staging is not None:
             self._staging.begin()
         self._gradient_buffers.mark_all_present()
@@ -356,7 +356,7 @@ class Driver:
 
     def _has_waited(self, tensor: int | None, began: int) -> None:
         ended = now_ns()
-        self.waited_ns += ended - began
+        self.waited.total_ns += ended - began
         blocked.total_ns += ended - began
         self._recorder.add("wait", self.iteration, -1 if tensor is None else tensor, began, ended)
 

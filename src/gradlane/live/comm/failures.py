@@ -25,6 +25,7 @@ from gradlane.live.backends.calls import Call
 from gradlane.live.backends.process_groups import ProcessGroups
 from gradlane.live.comm import turn
 from gradlane.live.comm.long_waits import REPORT_S, Timer
+from gradlane.live.comm.recorder import Waited
 from gradlane.live.comm.verdict import Verdict, Whereabouts
 from gradlane.transport import NodeEngine
 
@@ -57,10 +58,10 @@ class Failures:
     Attributes:
         lock: guards all that the threads which bring facts share; `wait_until` waits on it.
         interrupt: ends the wait of an engine in native code, see `wait_in`.
-        at_once: called without the lock as soon as the job has failed, perhaps several times: see `end_device_work`.
+        at_once: called as soon as the job has failed, perhaps several times and under the lock: see `end_device_work`.
         awaited: what threads wait for.
         check: raises the failure of this job, if there is one.
-        waited_ns: for which the training thread has waited so far, in all.
+        waited: by each thread, in all.
     """
 
     def __init__(self, rank: int, timeout_s: float, device: torch.device) -> None:
@@ -73,7 +74,7 @@ class Failures:
         self.check = self._verdict.check
         self.awaited: list[Callable[[], bool]] = []
         self._report: Callable[[float, str], None] = lambda waited_s, what: None
-        self.waited_ns = 0
+        self.waited = Waited()
 
     # -- reporting ---------------------------------------------------------------------------------
 
@@ -161,15 +162,21 @@ class Failures:
             JobError: the job has failed, or the predicate does not hold in time; its type and text
                 say why.
         """
-        began_ns = time.monotonic_ns()
         deadline = time.monotonic() + self._timeout_s if has_timeout else math.inf
         reports = Timer(time.monotonic(), REPORT_S)
-        with turn.given_up(), self._condition, self._awaiting(predicate):
+        with self._waiting(), self._condition, self._awaiting(predicate):
             while not predicate():
                 remaining_s = min(self._remaining(deadline, what), self._until_report(reports, what))
                 if remaining_s > 0:
                     self._condition.wait(remaining_s)
-        self.waited_ns += time.monotonic_ns() - began_ns
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Let other threads have the turn, and count for how long."""
+        began_ns = time.monotonic_ns()
+        with turn.given_up():
+            yield
+        self.waited.total_ns += time.monotonic_ns() - began_ns
 
     @contextmanager
     def _awaiting(self, predicate: Callable[[], bool]) -> Iterator[None]:
@@ -185,20 +192,16 @@ class Failures:
         Raises:
             JobError: the job has failed.
         """
-        began_ns = time.monotonic_ns()
-        with turn.given_up(), self._condition:
+        with self._waiting(), self._condition:
             with self._awaiting(predicate):
                 self._condition.wait_for(lambda: predicate() or self.failure is not None, limit_ns / 1e9)
-            self.waited_ns += time.monotonic_ns() - began_ns
             self.check()
             return predicate()
 
     def wait_briefly_in(self, engine: NodeEngine, limit_ns: int) -> bool:
         """As `wait_briefly`, until everything that `engine` carries has arrived."""
-        began_ns = time.monotonic_ns()
-        with turn.given_up():
+        with self._waiting():
             came = engine.wait(None, engine.interruptions, limit_ns / 1e9)
-        self.waited_ns += time.monotonic_ns() - began_ns
         with self._abandoning(engine):
             self.check()
         return came
@@ -224,19 +227,17 @@ class Failures:
         Raises:
             JobError: as `wait_until`.
         """
-        began_ns = time.monotonic_ns()
         deadline = time.monotonic() + self._timeout_s
         reports = Timer(time.monotonic(), REPORT_S)
         while True:
             interruptions = engine.interruptions  # before the look at what has failed
             with self._abandoning(engine), self.lock:
                 remaining_s = min(self._remaining(deadline, what), self._until_report(reports, what))
-            has_arrived = is_past()
-            if not has_arrived:
-                with turn.given_up():
-                    has_arrived = engine.wait(tensor, interruptions, remaining_s)
+            if is_past():
+                return
+            with self._waiting():
+                has_arrived = engine.wait(tensor, interruptions, remaining_s)
             if has_arrived:
-                self.waited_ns += time.monotonic_ns() - began_ns
                 return
 
     def _remaining(self, deadline: float, what: str) -> float:

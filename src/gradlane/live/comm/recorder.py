@@ -29,12 +29,14 @@ _Rows = tuple[Kind, int, Sequence[int], int, int]
 now_ns = time.monotonic_ns
 
 
-class _Blocked(threading.local):
+class Waited(threading.local):
+    """`total_ns`: for how long the calling thread has waited so far."""
+
     total_ns = 0
 
 
-blocked = _Blocked()
-"""`total_ns`: for how long the calling thread has been blocked for sums so far, of all sessions."""
+blocked = Waited()
+"""For sums, of all sessions."""
 
 
 class Recorder:

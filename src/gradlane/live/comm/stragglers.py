@@ -11,7 +11,6 @@ so its busy time says nothing, and nobody reports.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -47,7 +46,7 @@ class BusyTimes:
 
         Args:
             now_ns: the time.
-            waited_ns: for which the training thread has waited for other ranks in all.
+            waited_ns: for which this thread has waited for other ranks in all.
         """
         if self._began is not None:
             began_ns, waited_before_ns = self._began
@@ -110,7 +109,7 @@ class _Streak:
 
 
 class Stragglers:
-    """Rank 0's judgement. Any thread may report.
+    """Rank 0's judgement.
 
     Args:
         ranks: numbers of the ranks in the whole job, by which they are named.
@@ -122,7 +121,6 @@ class Stragglers:
     def __init__(self, ranks: Sequence[int]) -> None:
         self._ranks = ranks
         self.slowest: Slowest | None = None
-        self._lock = threading.Lock()
         self._reports: dict[int, dict[int, Sequence[int]]] = {}  # window -> rank -> times
         self._clear = [_Streak() for _ in ranks]
         self._slight = [_Streak() for _ in ranks]
@@ -138,20 +136,19 @@ class Stragglers:
         """
         if len(self._ranks) == 1:  # which makes nobody wait
             return []
-        with self._lock:
-            reports = self._reports.setdefault(window, {})
-            reports[rank] = busy_us
-            if len(reports) < len(self._ranks):
-                if len(self._reports) > _OPEN:
-                    del self._reports[min(self._reports)]
-                return []
-            del self._reports[window]
-            self.slowest = max(
-                (Slowest(self._ranks[one], round(median(times))) for one, times in reports.items()),
-                key=lambda each: each.busy_us,
-            )
-            found = [self._judge(one, reports) for one in range(len(self._ranks))]
-            return [straggler for straggler in found if straggler is not None]
+        reports = self._reports.setdefault(window, {})
+        reports[rank] = busy_us
+        if len(reports) < len(self._ranks):
+            if len(self._reports) > _OPEN:
+                del self._reports[min(self._reports)]
+            return []
+        del self._reports[window]
+        self.slowest = max(
+            (Slowest(self._ranks[one], round(median(times))) for one, times in reports.items()),
+            key=lambda each: each.busy_us,
+        )
+        found = [self._judge(one, reports) for one in range(len(self._ranks))]
+        return [straggler for straggler in found if straggler is not None]
 
     def _judge(self, rank: int, reports: dict[int, Sequence[int]]) -> Straggler | None:
         own = reports[rank]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from gradlane.errors import CommunicationError
 from gradlane.live.backends.process_groups import NewGroups
+from gradlane.live.comm.turn import given_up
 from gradlane.live.remote_update.values import Values
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
@@ -62,7 +63,7 @@ class Broadcasts:
 
     def _wait_until(self, predicate: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + self._timeout_s
-        with self._condition:
+        with given_up(), self._condition:
             while not predicate() and self._error is None and (left_s := deadline - time.monotonic()) > 0:
                 self._condition.wait(left_s)
             if predicate():

@@ -285,8 +285,7 @@ class ServedIterations:
 
     def wait_for_unstepped(self) -> None:
         """Wait for the values that no step will ask for."""
-        for tracked in self._unstepped:
-            self._values.wait_for(tracked.tensor)
+        self.actions.wait_for(self._unstepped)
 
     def flush(self) -> None:
         """Wait until the model has every parameter of the last step."""
@@ -346,6 +345,7 @@ class ServedIterations:
         """Detach from the model, in a child process that has no other thread."""
         self.passes.sync = False
         self.passes.close()
+        self._updates.give_up(self.tracked, str(self.failure or "this process was forked meanwhile"))
 
     def give_up(self) -> None:
         """The session ends: refuse reads of parameters that a failed job has left without their new values."""

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gradlane.live.remote_update.iterations import ServedIterations
 
 
+_LOOK_S = 0.5  # after which a wait for another thread looks whether the job has failed, of which nobody tells it
+
+
 class ServedStep:
     """One call of an optimizer's `step`, whose values come from the servers."""
 
@@ -52,7 +55,8 @@ class ServedActions(Guarding):
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         with given_up(), self._has_changed:
-            self._has_changed.wait_for(lambda: holds() or self._iterations.failed)
+            while not (holds() or self._iterations.failed):
+                self._has_changed.wait(_LOOK_S)
         self.check()
 
     def look_at_waits(self) -> None:

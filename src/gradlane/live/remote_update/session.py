@@ -26,6 +26,8 @@ class ServedSession:
         after_close: called with the session once it is detached.
     """
 
+    _is_closing = False
+
     def __init__(self, iterations: ServedIterations, values: Values, after_close: Callable[[ServedSession], None]) -> None:
         self._iterations, self._values, self._after_close = iterations, values, after_close
         self._passes = iterations.passes
@@ -83,8 +85,9 @@ class ServedSession:
         state. A rank that is ahead waits for as long as the others train. After a failure it only
         detaches.
         """
-        if self.closed:
+        if self.closed or self._is_closing:  # by a signal handler, while it waits
             return
+        self._is_closing = True
         iterations = self._iterations
         try:
             if not self.failed and not iterations.in_backward:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GradientReads:
-    """The `guards.Reads` of one session. Any thread may read. A thread takes the turn before it changes anything."""
+    """The `guards.Reads` of one session. Any thread may read; it takes the turn."""
 
     _parts: Parts
     _steps: Steps
@@ -32,6 +32,7 @@ class GradientReads:
         """Belong to the session with these parts. Called before anything is read."""
         self._parts, self._steps = parts, steps
 
+    @in_turn
     def read(self, several: Sequence[Tracked], order: float | None = None) -> None:
         if not self._parts.settled:
             self._parts.measuring.gradient_read(order)

@@ -249,9 +249,11 @@ class Gradients:
         own = [(tracked.param, tracked.param.grad) for tracked in self._tracked]
         for param, _ in own:
             param.grad = None
-        yield
-        for param, gradient in own:
-            param.grad = gradient
+        try:
+            yield
+        finally:
+            for param, gradient in own:
+                param.grad = gradient
 
     def _give_away(self, wrapper: PendingGradient, memory: torch.Tensor | None = None) -> torch.Tensor:
         """Make `wrapper` stand for memory of the script's own, and return that memory.

@@ -60,9 +60,8 @@ class Reads(Protocol):
 
 InPlace = Callable[[torch.Tensor], object]
 """Changes a gradient in place."""
-Resolve = Callable[[Any], None]
-"""Makes what it is given current, as which a parameter or gradient was announced: waits for the sum and, if the update is
-deferred, runs it."""
+OnUse = Callable[[Tracked], None]
+"""Makes the parameter current."""
 Part = Callable[["PendingGradient", torch.Tensor | None], torch.Tensor]
 """Gives a gradient memory that no session uses, and returns that memory: the tensor, if one is
 given, else a copy. It calls `PendingGradient.given_away`."""
@@ -278,25 +277,24 @@ METADATA = {
 # -- parameters ------------------------------------------------------------------------------------
 
 # by id(); the entry refers to the parameter, so that no other object gets its id
-_watched: dict[int, tuple[torch.nn.Parameter, Tracked, Resolve]] = {}
-_classes: dict[type, type] = {}  # a parameter's own class -> its pending subclass
+_watched: dict[int, tuple[torch.nn.Parameter, Tracked, OnUse]] = {}
 
 
 as_ordinary = torch._C.DisableTorchFunctionSubclass
 """Within it, the calling thread uses watched parameters as if they were ordinary ones."""
 
 
-def watch(several: Iterable[Tracked], touched: Resolve) -> None:
+def watch(several: Iterable[Tracked], touched: OnUse) -> None:
     """Call `touched(tracked)` before any operation that reads the parameter of one of `several`, until `unwatch`.
 
     `touched` makes the parameter current and then calls `unwatch`, or raises. Several threads may call it at once.
     """
     for tracked in several:
         param: Any = tracked.param
-        own = type(param)
+        own: Any = type(param)
         if not issubclass(own, _Pending):
             _watched[id(param)] = (param, tracked, touched)
-            param.__class__ = _classes.get(own) or _pending_class(own)
+            param.__class__ = _pending_class(own)
 
 
 def is_watched(param: torch.nn.Parameter) -> bool:
@@ -311,7 +309,7 @@ def unwatch(several: Iterable[Tracked]) -> None:
     for tracked in several:
         param: Any = tracked.param
         if id(param) in _watched:
-            param.__class__ = type(param).__mro__[2]  # first: whoever finds a guard finds its entry too
+            _give_class_back(param)  # first: whoever finds a guard finds its entry too
             del _watched[id(param)]
 
 
@@ -408,13 +406,13 @@ def use_all_in(values: Any) -> None:
             use_all_in(value)
 
 
-def _pending_class(own: type) -> type:
+@functools.cache
+def _pending_class(own: type) -> Any:
     """Make the subclass of `own` that sees every torch function.
 
     It has the layout of `own`, so that `__class__` may be assigned.
     """
     pending = type(own)(f"Pending{own.__name__}", (_Pending, own), {"__module__": __name__})
-    _classes[own] = pending
     if own in optimizers._foreach_supported_types:  # an optimizer takes the same kernels for it
         optimizers._foreach_supported_types.append(pending)  # type: ignore[arg-type]
     return pending

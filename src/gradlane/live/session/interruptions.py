@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal.getsignal` takes twenty times as long
 import _thread
+import contextlib
 import functools
 import os
 import signal
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from gradlane.errors import JobError
 from gradlane.live.comm.turn import is_here, turn
 from gradlane.live.session.deferred_step import is_stepping
 
@@ -118,7 +120,8 @@ def _send_again(number: int) -> None:
 def _before_fork() -> None:
     try:
         for session in list(_sessions):
-            session.before_fork()
+            with contextlib.suppress(JobError):  # the child refuses to read what lacks its update
+                session.before_fork()
     finally:
         turn.acquire()  # a thread that had it would be missing in the child
 

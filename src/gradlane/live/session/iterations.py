@@ -361,8 +361,9 @@ class Iterations:
         """Detach from the model, in a child process that has no other thread."""
         self.passes.sync = False
         self.passes.close()
-        self.parts.actions.unguard_all()
-        self._gradients.close(failed=self.in_backward)
+        failed = self.in_backward
+        self._updates.give_up(self.parts.tracked, str(self.parts.failures.failure or "this process was forked meanwhile"))
+        self._gradients.close(failed)
 
     # -- ending ------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class Meter:
 
     def begin(self) -> None:
         """A backward pass that sums begins; the driver is not yet in its iteration."""
-        now, waited_ns, communicated_ns = now_ns(), self._driver.waited_ns, self._driver.communicated_ns
+        now, waited_ns, communicated_ns = now_ns(), self._driver.waited.total_ns, self._driver.communicated_ns
         if self._began_ns:
             self._last = (now - self._began_ns, waited_ns - self._waited_ns, communicated_ns - self._communicated_ns)
             self._steps += 1

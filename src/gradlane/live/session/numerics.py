@@ -79,9 +79,9 @@ class Numerics:
             if then != value
         ]
         with torch.inference_mode(False), torch.autocast(self._device, autocast, enabled=autocast is not None):
-            for put, then, _ in changed:
-                put(then)
             try:
+                for put, then, _ in changed:
+                    put(then)
                 yield
             finally:
                 for put, _, value in changed:

@@ -72,6 +72,7 @@ class Session:
     # what `close` calls first and last
     _before_close: Callable[[Session], None] | None = None
     _after_close: Callable[[Session], None] | None = None
+    _is_closing = False
 
     def __init__(
         self,
@@ -298,8 +299,9 @@ class Session:
             JobError: the last sums failed. If the job had failed before, nothing is raised; parameters
                 whose update `step()` had left until their sums arrive refuse to be read.
         """
-        if self.closed:
+        if self.closed or self._is_closing:  # by a signal handler, while it waits
             return
+        self._is_closing = True
         parts = self._parts
         try:
             if not self.failed and not self._iterations.in_backward:

@@ -97,28 +97,27 @@ class Steps:
             compiling: it is compiled. A deferred update would not be, and may round otherwise (seen with
                 PyTorch 2.6).
         """
-        tell, needs_all = self._parts.tell, False
-        if self.runs_closure:
-            tell("closure", f"{type(optimizer).__name__}.step(closure) keeps the barrier")
-            needs_all = True
-        mode = mode_of_step()
-        if mode:
-            tell("mode", f"{type(optimizer).__name__}.step inside {mode} keeps the barrier")
-            needs_all = True
-        if is_replaced(optimizer):
-            tell(
+        kind, mode = type(optimizer).__name__, mode_of_step()
+        reasons = (
+            ("closure", self.runs_closure, f"{kind}.step(closure) keeps the barrier"),
+            ("mode", mode, f"{kind}.step inside {mode} keeps the barrier"),
+            (
                 "replaced step",
-                f"{type(optimizer).__name__}.step was replaced, by a function that is not torch's: it keeps the barrier",
-            )
-            needs_all = True
-        if compiling:
-            tell("compiled step", f"{type(optimizer).__name__}.step is compiled: it keeps the barrier")
-            needs_all = True
-        if not is_last(optimizer):
-            tell("hook", "a step pre-hook runs after gradlane's and may read gradients: such steps wait for all sums")
-            needs_all = True
+                is_replaced(optimizer),
+                f"{kind}.step was replaced, by a function that is not torch's: it keeps the barrier",
+            ),
+            ("compiled step", compiling, f"{kind}.step is compiled: it keeps the barrier"),
+            (
+                "hook",
+                not is_last(optimizer),
+                "a step pre-hook runs after gradlane's and may read gradients: such steps wait for all sums",
+            ),
+        )
+        found = [(key, text) for key, holds, text in reasons if holds]
+        for key, text in found:
+            self._parts.tell(key, text)
         # a GradScaler gives a fused optimizer its scale for the time of one call
-        return needs_all or hasattr(optimizer, "grad_scale")
+        return bool(found) or hasattr(optimizer, "grad_scale")
 
     def _split(self, optimizer: torch.optim.Optimizer, defer: bool) -> None:
         """Leave in `.grad` what the optimizer may use now, and defer what has not arrived.

@@ -120,17 +120,19 @@ class TorchActions(Guarding):
             before = [guards.get_gradient(param) for param in params]
             for tracked in several:
                 guards.set_gradient(tracked.param, tracked.slot)
-            with as_at_step():
-                if self._verifier.verifies:
-                    for tracked in several:
-                        self._verifier.arrived(tracked.param, tracked.slot)
-                        self._verifier.changes(tracked.param, tracked.later)
-                self._gradients.change(several)
-                step.update(params)
-                if self._verifier.verifies:
-                    self._verifier.updated(params)
-            for param, gradient in zip(params, before, strict=True):
-                guards.set_gradient(param, gradient)
+            try:
+                with as_at_step():
+                    if self._verifier.verifies:
+                        for tracked in several:
+                            self._verifier.arrived(tracked.param, tracked.slot)
+                            self._verifier.changes(tracked.param, tracked.later)
+                    self._gradients.change(several)
+                    step.update(params)
+                    if self._verifier.verifies:
+                        self._verifier.updated(params)
+            finally:
+                for param, gradient in zip(params, before, strict=True):
+                    guards.set_gradient(param, gradient)
         self._recorder.add_each("update", self._driver.iteration, tensors, began, now_ns())
 
     # -- a device's streams -------------------------------------------------------------------------

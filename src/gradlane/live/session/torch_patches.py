@@ -71,18 +71,27 @@ class _Patch:
     """
 
     def __init__(self, place: Any, name: str, ours: Callable[[Callable[..., Any]], Any]) -> None:
-        self._place, self._name = place, name
-        self._torchs = vars(place).get(name)  # None if a class inherits it
+        self._place, self._name, self._make = place, name, ours
+        self._theirs = self._found()
         self._ours = ours(getattr(place, name))
 
+    def _found(self) -> Any:
+        """What is there; None if a class inherits it."""
+        return vars(self._place).get(self._name)
+
     def put(self) -> None:
+        theirs = self._found()
+        if theirs is not self._theirs:  # the script has put its own function there
+            self._theirs, self._ours = theirs, self._make(getattr(self._place, self._name))
         setattr(self._place, self._name, self._ours)
 
     def remove(self) -> None:
-        if self._torchs is None:
+        if self._found() is not self._ours:
+            return  # the script has put its own there meanwhile, which may call ours
+        if self._theirs is None:
             delattr(self._place, self._name)
         else:
-            setattr(self._place, self._name, self._torchs)
+            setattr(self._place, self._name, self._theirs)
 
 
 # Functorch's transforms wrap their arguments by the first ones. The others copy a tensor, or take over its memory, without

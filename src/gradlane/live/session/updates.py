@@ -188,7 +188,10 @@ class Updates(Generic[OneStep]):
         if stepping is None or stepping == threading.get_ident():
             return
         if self._do.is_stepping(stepping):
-            self._do.wait_until(lambda: self._steps_in is None, "the optimizer, which steps in another thread")
+            self._do.wait_until(
+                lambda: self._steps_in != stepping or not self._do.is_stepping(stepping),  # it may end by an exception
+                "the optimizer, which steps in another thread",
+            )
 
     # -- uses ---------------------------------------------------------------------------------------
 

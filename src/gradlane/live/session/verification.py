@@ -212,7 +212,7 @@ class Verifier(Unverified):
         self._groups = ProcessGroups(new_groups, job.timeout_s)
         self._groups.open()
         self._device = job.device
-        self._rank, self._global_rank, self._world = job.rank, job.global_rank, job.world
+        self._global_rank, self._world = job.global_rank, job.world
         self._tell: Callable[[BaseException], None] = lambda error: None
         self._wait_for: Callable[[ProcessGroups, Sequence[Any], str], None] = lambda groups, works, what: None
         self._iteration = -1

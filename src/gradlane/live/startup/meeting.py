@@ -52,7 +52,7 @@ def meet(job: Job, stall_timeout_s: float) -> tuple[RollCall, Coordination]:
     roll = RollCall(store, job.rank, job.world, store_address())
     channel = partial(ControlChannel, roll, job.ranks, job.timeout_s, stall_timeout_s)
     try:
-        return roll, Coordination(job.rank, job.global_rank, Failures(job.global_rank, job.timeout_s, job.device), channel)
+        return roll, Coordination(job.global_rank, Failures(job.global_rank, job.timeout_s, job.device), channel)
     except BaseException:
         attach_failed()
         raise
