@@ -15,6 +15,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from gradlane.cli import main
+from gradlane.core import files
+from gradlane.core.profile import Profile
 from tests.commands import ROOT
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -33,6 +35,8 @@ def make_folder(folder: Path) -> None:
     """Make the files that the commands name, but for those that are not to be there."""
     for name in ("profile.json", "network.json", "plan.json"):
         shutil.copy(GOLDEN / name, folder)
+    profile = files.read(GOLDEN / "profile.json", Profile)
+    files.write(folder / "zero.json", profile.stretched(0))
     (folder / "folder").mkdir()
     (folder / "wrong.json").write_text("{}")
     for name in ("empty.json", "train.py"):

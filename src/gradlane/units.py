@@ -74,13 +74,13 @@ def parse_rate(text: str) -> int:
     return rate
 
 
-def parse_ns(text: str) -> int:
-    """Parse ``"50us"``, ``"1.5ms"`` or ``"2s"`` into nanoseconds, `MAX_NS` at most.
+def parse_ns(text: str, most_ns: int = MAX_NS) -> int:
+    """Parse ``"50us"``, ``"1.5ms"`` or ``"2s"`` into nanoseconds, `most_ns` at most.
 
     Raises:
         InputError: `text` is not a number and a unit of time, or more than that.
     """
-    return _split(text, "time", _NS, "50us, 1.5ms or 2s", ("ns", "us", "ms", "s"), MAX_NS, format_ns(MAX_NS))
+    return _split(text, "time", _NS, "50us, 1.5ms or 2s", ("ns", "us", "ms", "s"), most_ns, format_ns(most_ns))
 
 
 def format_bytes(size_bytes: int) -> str:

@@ -92,3 +92,26 @@ def test_a_time_has_a_unit(text, time):
 def test_what_is_no_time_is_refused_with_an_example(text):
     with pytest.raises(InputError, match="expected a number and a unit such as 50us"):
         parse_ns(text)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "most"),
+    [
+        (parse_bytes, "1048577GiB", "1048576.0 GiB"),
+        (parse_rate, "81tbit", "80 Tbit/s"),
+        (parse_ns, "1000000001s", "1000000000.00 s"),
+        (parse_ns, "9" * 400 + "s", "1000000000.00 s"),
+    ],
+)
+def test_what_is_too_much_is_refused_with_the_limit(parse, text, most):
+    with pytest.raises(InputError, match=f"expected at most {most}$"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("10GB/s", "80gbit"), ("10 GBps", "80gbit"), ("1.5MB/s", "12mbit"), ("125kB", "1000kbit"), ("10gb", "10gbit")],
+)
+def test_a_rate_in_bytes_is_refused_with_the_same_in_bits(text, meant):
+    with pytest.raises(InputError, match=rf"\(did you mean {meant}\?\)"):
+        parse_rate(text)

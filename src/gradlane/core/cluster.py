@@ -247,12 +247,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("devices", devices, 1, workers)
         need(workers % devices == 0, "workers", workers, f"a multiple of the {devices} devices of a host")
         hosts = workers // devices
-        need(
-            colocated or hosts + servers <= MAX_WORKERS,
-            "servers",
-            servers,
-            f"at most {MAX_WORKERS} hosts with the {hosts} of workers",
-        )
+        beside = f"at most {MAX_WORKERS - hosts}, as many hosts as there may be beside the {hosts} of workers"
+        need(colocated or hosts + servers <= MAX_WORKERS, "servers", servers, beside)
         need(not colocated or servers <= hosts, "servers", servers, f"at most the {hosts} hosts of workers which they share")
         link = Link(bytes_per_second)
         return Cluster(

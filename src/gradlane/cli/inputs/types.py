@@ -17,7 +17,7 @@ import click
 from gradlane.cli.inputs.faults import naming, one_of
 from gradlane.errors import InputError
 from gradlane.report.plots import PLOT_SUFFIXES, need_matplotlib
-from gradlane.units import MAX_NS, format_ns, parse_bytes, parse_ns, parse_rate
+from gradlane.units import MAX_NS, parse_bytes, parse_ns, parse_rate
 
 _MOST = 1_000_000
 
@@ -212,7 +212,4 @@ def parse_time(option: str, text: str, most_ns: int = MAX_NS) -> int:
         InputError: it is none, or more than `most_ns`; the message names the option.
     """
     with naming(option):
-        time_ns = parse_ns(text)
-    if time_ns > most_ns:
-        raise InputError(f"{option}: got {text!r}, expected at most {format_ns(most_ns)}")
-    return time_ns
+        return parse_ns(text, most_ns)
