@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -91,6 +92,15 @@ def test_a_folder_to_write_is_made_with_those_above_it(tmp_path) -> None:
 )
 def test_a_mistyped_word_gets_a_suggestion(command: list[object], meant: str) -> None:
     assert re.search(rf"[Dd]id you mean '?{meant}\b", invoke(*command, code=2))
+
+
+@pytest.mark.parametrize("command", [("profile", __file__), ("advise", __file__), ("probe",), ("compare", "--loopback")])
+def test_without_torch_a_command_that_needs_it_says_so_in_one_line(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    said = f"gradlane: {command[0]} needs torch, which is not installed; install it with: pip install 'gradlane[torch]'\n"
+    assert invoke(*command, code=1) == said
 
 
 def test_a_word_that_is_like_none_gets_no_suggestion() -> None:

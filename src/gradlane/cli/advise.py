@@ -18,7 +18,7 @@ from gradlane.cli import reports
 from gradlane.cli.inputs.types import SCRIPT, SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import need_memory
-from gradlane.compare.processes import TIMED_OUT, run_quietly, torchrun_here
+from gradlane.compare.processes import TIMED_OUT, need_torch, run_quietly, torchrun_here
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.ddp_run import DdpRun
@@ -61,6 +61,7 @@ def command(
     torchrun --no-python --nnodes 2 --rdzv-endpoint host0:29400 gradlane advise train.py
     """
     is_rank = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    need_torch("advise")
     need_memory("--nproc", 1 if is_rank else nproc)
     with scratch_folder() as scratch:
         exit_code = _run(Path(scratch), is_rank, nproc, steps, timeout, as_json, script, arguments)

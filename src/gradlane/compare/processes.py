@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,10 +13,23 @@ from pathlib import Path
 
 from gradlane import lab
 from gradlane.compare.memory import RANK_BYTES, need_memory
-from gradlane.errors import LabError
+from gradlane.errors import LabError, UnsupportedError
 from gradlane.lifetime import Children
 
 TIMED_OUT = 124
+
+
+def need_torch(command: str) -> None:
+    """Refuse a command whose ranks need torch where it is not installed; does not import it.
+
+    Args:
+        command: its name, for the error.
+
+    Raises:
+        UnsupportedError: torch is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UnsupportedError(f"{command} needs torch, which is not installed; install it with: pip install 'gradlane[torch]'")
 
 
 def torchrun_here(processes: int) -> list[str]:

@@ -49,8 +49,8 @@ class Sharding:
         packets = sum(-(-run_bytes // packet_bytes) for runs in runs_of for run_bytes, packet_bytes, _ in runs)
         if packets > MAX_PACKETS:
             raise InputError(
-                f"packet_bytes: got {cluster.packet_bytes}, with which {format_bytes(plan.size_bytes)} of {plan.model} are "
-                f"{packets} packets, expected at most {MAX_PACKETS}; simulate with larger packets"
+                f"packets: got {packets} of {format_bytes(plan.size_bytes)} for {len(cluster.servers)} servers, expected at "
+                f"most {MAX_PACKETS}; simulate fewer servers, or a cluster's file with packet_bytes above {cluster.packet_bytes}"
             )
         by_packet = not returns_whole(plan.wire)
         self.size: list[int] = []
