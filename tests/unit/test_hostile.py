@@ -46,7 +46,7 @@ def test_a_plan_of_too_many_messages_is_refused_with_their_number_and_the_knob_t
 def test_a_plan_of_too_many_packets_is_refused_before_it_is_simulated():
     cluster = Cluster.homogeneous(2, 2, 10**9)
     cluster = structs.replace(cluster, workers=(Worker(0), Worker(1, 150)))  # unequal ones are simulated by packets
-    with pytest.raises(InputError, match=r"packets: got .* servers, expected at most 1000000; .*with packet_bytes above 30000"):
+    with pytest.raises(InputError, match=r"packets: got .* servers, expected at most 1000000; .*packet_bytes above 30000"):
         simulate_servers(planned("mercury", HUGE, cluster), HUGE, cluster)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gradlane import policies, zoo
 from gradlane.cli import reports
+from gradlane.compare.records import Comparison, Result
 from gradlane.core import files
 from gradlane.core.bus import Bus
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
@@ -31,6 +32,7 @@ from gradlane.report.page import Facts, facts, read_run, render_page
 from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations, urgencies
 from gradlane.report.page.simulated import simulated_arm
 from gradlane.sim import simulate
+from tests.commands import invoke
 
 PROFILE = zoo.profile("alexnet")
 NETWORK = Network.line(4, 50_000, 10**9)
@@ -198,6 +200,59 @@ def test_what_ranks_left_is_a_report_with_the_simulator_beside_it_where_it_was_m
 def test_a_folder_that_nobody_ran_in_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected what `gradlane compare --out` or `gradlane launch --timeline` left"):
         read_run(tmp_path)
+
+
+def leave_a_comparison(folder: Path) -> None:
+    """As much of what `compare` leaves as is read before an arm's plan."""
+    result = Result("blocks", (10**6, 10**6))
+    comparison = Comparison("gradlane compare", "here", 2, None, "alexnet", 4, 1, None, "", (result,))
+    (folder / "comparison.json").write_bytes(comparison.to_json())
+    (folder / "config.json").write_bytes(b'{"arms": []}')
+    (folder / "rank-0.json").write_bytes(b'{"arms": {"no-communication": {"step_ns": [5]}}, "all_reduce_ns": [5]}')
+    files.write(folder / "profile-rank0.json", PROFILE)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("comparison.json", b"{", "got no JSON"),
+        ("config.json", None, "got no file that can be read (No such file or directory)"),
+        ("config.json", b"{}", "got an object without 'arms'"),
+        ("rank-0.json", b"", "got no JSON"),
+        ("rank-0.json", b'{"arms": {}, "all_reduce_ns": [5]}', "expected 'no-communication' among them"),
+        ("rank-0.json", b'{"arms": {"no-communication": {"step_ns": []}}, "all_reduce_ns": [5]}', "step_ns: got 'no steps'"),
+        (
+            "rank-0.json",
+            b'{"arms": {"no-communication": {"step_ns": [5]}}, "all_reduce_ns": []}',
+            "all_reduce_ns: got 'no times'",
+        ),
+        ("profile-rank0.json", None, "got no file that can be read"),
+        ("profile-rank0.json", files.dumps(PROFILE.stretched(0)), "got a profile whose steps take no time"),
+        ("plan-blocks-rank0.json", None, "got no file that can be read"),
+        ("plan-blocks-rank0.json", files.dumps(simulated("ddp")[0]), "expected the one that a timeline beside it is of"),
+        ("timeline-blocks-rank0.json", None, "got no file that can be read"),
+    ],
+)
+def test_a_file_of_a_comparison_that_is_damaged_or_not_there_is_named(
+    tmp_path: Path, name: str, content: bytes | None, fault: str
+) -> None:
+    leave_a_comparison(tmp_path)
+    if name.startswith("plan"):
+        files.write(tmp_path / "timeline-blocks-rank0.json", simulated("blocks")[1])
+    if content is None:
+        (tmp_path / name).unlink(missing_ok=True)
+    else:
+        (tmp_path / name).write_bytes(content)
+    assert invoke("report", tmp_path, code=2).startswith(f"gradlane: {tmp_path / name}: ")
+    assert fault in invoke("report", tmp_path, code=2)
+
+
+def test_a_job_that_left_no_plan_or_another_is_refused_with_the_file(tmp_path: Path) -> None:
+    files.write(tmp_path / "timeline-rank0.json", msgspec.structs.replace(simulated("blocks")[1], rank=0))
+    (tmp_path / "timeline-rankx.json").touch()
+    assert f"{tmp_path / 'plan-rank0.json'}: got no file that can be read" in invoke("report", tmp_path, code=2)
+    files.write(tmp_path / "plan-rank0.json", simulated("wfbp")[0])
+    assert "expected the one that a timeline beside it is of" in invoke("report", tmp_path, code=2)
 
 
 def test_of_a_simulation_there_are_no_steps_but_all_else() -> None:

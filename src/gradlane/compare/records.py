@@ -156,6 +156,10 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradient_bytes: int = 0
     card_bytes: int | None = None
 
+    def __post_init__(self) -> None:
+        need(len(self.step_ns) > 0, "step_ns", "no steps", "one or more")
+        need_int("turns", self.turns, 1, 1_000_000)
+
     @property
     def beats_bound(self) -> bool:
         """Whether the median step is shorter than any schedule permits, by what the run measured."""

@@ -50,7 +50,7 @@ class Sharding:
         if packets > MAX_PACKETS:
             raise InputError(
                 f"packets: got {packets} of {format_bytes(plan.size_bytes)} for {len(cluster.servers)} servers, expected at "
-                f"most {MAX_PACKETS}; simulate fewer servers, or a cluster's file with packet_bytes above {cluster.packet_bytes}"
+                f"most {MAX_PACKETS}; simulate fewer servers, or a file of a cluster, packet_bytes above {cluster.packet_bytes}"
             )
         by_packet = not returns_whole(plan.wire)
         self.size: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from statistics import median
 
@@ -14,6 +15,7 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
+from gradlane.errors import InputError
 from gradlane.planning.questions.prediction import predict
 from gradlane.report.page import facts
 from gradlane.report.page.drawing import draw, draw_simulated, parts_of, plan_facts, quantile, typical_iterations
@@ -24,7 +26,27 @@ MOST_RANKS = 16  # whose timelines are drawn
 
 def left_something(folder: Path) -> bool:
     """Whether a rank of a job left its plan and timeline in `folder`."""
-    return any(folder.glob("timeline-rank*.json"))
+    return bool(_timelines(folder))
+
+
+def _timelines(folder: Path) -> list[Path]:
+    """Each rank's file."""
+    return [path for path in folder.glob("timeline-rank*.json") if re.fullmatch(r"timeline-rank[0-9]{1,7}\.json", path.name)]
+
+
+def with_plan(path: Path, timelines: list[Timeline]) -> tuple[Plan, list[Timeline]]:
+    """The plan in a file, and those of the timelines beside it that are of this plan.
+
+    Raises:
+        OSError: there is no file.
+        FormatError: it has no plan.
+        InputError: no timeline is of the plan.
+    """
+    plan = files.read(path, Plan)
+    of_plan = [timeline for timeline in timelines if timeline.plan == plan.fingerprint]
+    if not of_plan:
+        raise InputError(f"{path}: got plan {plan.fingerprint}, expected the one that a timeline beside it is of")
+    return plan, of_plan
 
 
 def of_launch(folder: Path) -> facts.TrialFacts:
@@ -35,12 +57,13 @@ def of_launch(folder: Path) -> facts.TrialFacts:
             `network.json` the plan is simulated, too.
 
     Raises:
+        OSError: a plan is not there.
         FormatError: a file in it is not what it should be.
+        InputError: no timeline is of the plan.
     """
-    paths = sorted(folder.glob("timeline-rank*.json"), key=lambda path: int(path.stem.removeprefix("timeline-rank")))
+    paths = sorted(_timelines(folder), key=lambda path: int(path.stem.removeprefix("timeline-rank")))
     timelines = [files.read(path, Timeline) for path in paths[:MOST_RANKS]]
-    plan = files.read(folder / f"plan-rank{timelines[0].rank}.json", Plan)
-    timelines = [timeline for timeline in timelines if timeline.plan == plan.fingerprint]
+    plan, timelines = with_plan(folder / f"plan-rank{timelines[0].rank}.json", timelines)
     first = timelines[0]
     steps = [took / 1e6 for took in first.iteration_ns()]
     profile_path, network_path = folder / "profile.json", folder / "network.json"

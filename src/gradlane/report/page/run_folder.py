@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,22 +14,25 @@ from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
 from gradlane.compare.evaluation import answer, trial_remarks
 from gradlane.compare.records import Cell, Comparison, Sweep, hosts_text
 from gradlane.core import files
+from gradlane.core.fields import need
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import SearchLog
 from gradlane.core.records.speedup import Speedup
 from gradlane.core.timeline import Timeline
-from gradlane.errors import InputError
+from gradlane.errors import FormatError, InputError
 from gradlane.lab.links.gauges import read_samples
 from gradlane.planning.questions.prediction import predict
 from gradlane.report.page import facts
 from gradlane.report.page.drawing import draw, draw_simulated, parts_of, plan_facts, quantile, typical_iterations
-from gradlane.report.page.launched import left_something, of_launch, sessions_in
+from gradlane.report.page.launched import left_something, of_launch, sessions_in, with_plan
 from gradlane.report.perfetto import LinkCount
 from gradlane.units import format_bytes, format_rate
 
 COMPARISON, SWEEP, CONFIG, LINKS = "comparison.json", "sweep.json", "config.json", "links.jsonl"
 """Names of files in a run's folder."""
+
+_Record = TypeVar("_Record")
 
 
 def read_run(folder: Path) -> facts.Facts:
@@ -39,14 +42,24 @@ def read_run(folder: Path) -> facts.Facts:
         folder: what `gradlane compare --out` or `gradlane launch --timeline` was given.
 
     Raises:
-        InputError: it is not such a folder.
+        InputError: it is not such a folder, or lacks a file.
         FormatError: a file in it is not what it should be.
     """
+    try:
+        return _read_run(folder)
+    except OSError as error:
+        raise InputError(
+            f"{error.filename}: got no file that can be read ({error.strerror}), expected what a run leaves that has ended; "
+            "run it again"
+        ) from None
+
+
+def _read_run(folder: Path) -> facts.Facts:
     if (folder / COMPARISON).exists():
-        comparison = Comparison.from_json((folder / COMPARISON).read_bytes())
+        comparison = _decoded(folder / COMPARISON, Comparison.from_json)
         return facts.Facts("gradlane compare", _about(comparison), [_of_comparison(comparison, _Run(folder))])
     if (folder / SWEEP).exists():
-        sweep = Sweep.from_json((folder / SWEEP).read_bytes())
+        sweep = _decoded(folder / SWEEP, Sweep.from_json)
         trials = [_of_trial(cells, _Run(folder / cells[0].folder)) for cells in sweep.trials]
         return facts.Facts("gradlane compare", _about(sweep), trials)
     if left_something(folder):
@@ -69,6 +82,14 @@ def read_links(path: Path) -> dict[str, list[LinkCount]]:
     return links
 
 
+def _decoded(path: Path, decode: Callable[[bytes], _Record]) -> _Record:
+    """What a file has. An error about it names the file."""
+    try:
+        return decode(path.read_bytes())
+    except FormatError as error:
+        raise error.of_file(path) from None
+
+
 def _about(run: Comparison | Sweep) -> list[tuple[str, str]]:
     return [("command", run.command), ("machine", run.machine)]
 
@@ -82,12 +103,19 @@ class _Given(msgspec.Struct):
 class _Steps(msgspec.Struct):
     step_ns: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        need(len(self.step_ns) > 0, "step_ns", "no steps", "one or more")
+
 
 class _Outcome(msgspec.Struct):
     """What rank 0 measured, as far as no record has it."""
 
     arms: dict[str, _Steps]
     all_reduce_ns: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        need(ALONE in self.arms, "arms", ", ".join(self.arms), f"{ALONE!r} among them")
+        need(len(self.all_reduce_ns) > 0, "all_reduce_ns", "no times", "one or more")
 
 
 class _Run:
@@ -96,15 +124,17 @@ class _Run:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._links = read_links(folder / LINKS)
-        specs = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_Given).arms
+        specs = _decoded(folder / CONFIG, lambda data: files.decode(data, _Given, "$", "gradlane.compare config")).arms
         self._specs = {BASELINE: ArmSpec("ddp"), **{spec.name: spec for spec in specs}}
-        outcome = msgspec.json.decode((folder / "rank-0.json").read_bytes(), type=_Outcome)
+        outcome = _decoded(folder / "rank-0.json", lambda data: files.decode(data, _Outcome, "$", "gradlane.compare rank"))
         alone_ns = statistics.median(outcome.arms[ALONE].step_ns)
         self.lines = [
             ("computing alone", alone_ns / 1e6),
             ("all gradients as one all-reduce", statistics.median(outcome.all_reduce_ns) / 1e6),
         ]
         profile = files.read(folder / "profile-rank0.json", Profile)
+        if not profile.compute_ns:
+            raise InputError(f"{folder / 'profile-rank0.json'}: got a profile whose steps take no time, expected times")
         self._profile = profile.stretched(alone_ns / profile.compute_ns)
         self.layers = [layer.name for layer in profile.layers]
 
@@ -118,26 +148,28 @@ class _Run:
             told: fields of `ArmFacts` that a record has.
         """
         steps = [step / 1e6 for step in step_ns]
-        each = len(steps) // turns
-        plan = files.read(self._folder / f"plan-{name}-rank0.json", Plan)
+        each = max(1, len(steps) // turns)
         timelines = [files.read(path, Timeline) for path in self._by_rank(f"timeline-{name}")]
+        plan, timelines = with_plan(self._folder / f"plan-{name}-rank0.json", timelines)
         searches = self._folder / f"search-{name}.json"
         return facts.ArmFacts(
             name=name,
             turns_ms=[steps[at : at + each] for at in range(0, len(steps), each)],
-            median_ms=statistics.median(steps),
-            low_ms=quantile(steps, 0.1),
-            high_ms=quantile(steps, 0.9),
+            median_ms=statistics.median(steps) if steps else None,
+            low_ms=quantile(steps, 0.1) if steps else None,
+            high_ms=quantile(steps, 0.9) if steps else None,
             parts=parts_of(timelines[0], plan, self._profile),
             plan=plan_facts(plan, self._profile),
-            timeline=self._timeline(name, plan, timelines, statistics.median(step_ns)),
+            timeline=self._timeline(name, plan, timelines, statistics.median(step_ns) if step_ns else 0),
             searches=_searches(files.read(searches, SearchLog)) if searches.exists() else [],
             **told,
         )
 
     def _by_rank(self, name: str) -> Iterator[Path]:
+        """The files of all ranks, of which rank 0 has one."""
         found = (self._folder / f"{name}-rank{rank}.json" for rank in itertools.count())
-        return itertools.takewhile(Path.exists, found)
+        yield next(found)
+        yield from itertools.takewhile(Path.exists, found)
 
     def _timeline(self, name: str, plan: Plan, timelines: Sequence[Timeline], step_ns: float) -> facts.Timeline | None:
         iterations = typical_iterations(timelines, step_ns)
