@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from html import escape
@@ -296,12 +298,22 @@ def test_where_stdout_takes_nothing_a_command_says_so_and_fails(arguments: tuple
     assert (ran.returncode, ran.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_letter_that_stdout_cannot_encode_is_a_question_mark(more: tuple[str, ...]) -> None:
+    command = command_line("zoo", "vgg16", *more)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ran = subprocess.run(command, capture_output=True, env=environment, timeout=240, check=True)
+    assert b"Mercury" in ran.stdout
+    assert not more or json.loads(ran.stdout)
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
         (("simulate", "alexnet"), "--out"),
         (("simulate", "alexnet"), "--report"),
         (("simulate", "alexnet", "--policy", "wfbp"), "--timeline"),
+        (("lab",), "--write"),
         (("plan", "alexnet"), "--out"),
         (("zoo", "alexnet"), "--out"),
     ],
@@ -315,6 +327,32 @@ def test_a_file_that_takes_nothing_is_named_and_stays_what_it_is(
     assert f"gradlane: {target}: got an error while writing it (No space left on device); make room" in said
     assert target.is_char_device()
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("option", ["--out", "--report", "--timeline"])
+def test_a_file_on_a_full_disk_stays_what_it_was(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "written"
+    target.write_text("as it was")
+    write_bytes = Path.write_bytes
+
+    def part(path: Path, data: bytes) -> int:
+        write_bytes(path, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", part)
+    assert f"{target}: got an error while writing it" in invoke(
+        "simulate", "alexnet", "--policy", "wfbp", option, target, code=1
+    )
+    assert target.read_text() == "as it was"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_lab_that_is_written_is_named_and_takes_no_command(tmp_path: Path) -> None:
+    path = tmp_path / "lab.json"
+    assert invoke("lab", "--hosts", 3, "--write", path) == f"wrote {path}\n"
+    assert json.loads(path.read_text())["hosts"] == 3
+    said = invoke("lab", "--write", path, "--", "echo", "hello", code=2)
+    assert "--write: got it with the command 'echo', expected one or the other" in said
 
 
 @pytest.mark.slow

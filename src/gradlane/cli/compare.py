@@ -186,7 +186,7 @@ def command(
             ]  # fmt: skip
             sweep = Sweep(reports.command_line(), reports.machine(), run_all(trials, folder, _say))
             with files.writing(folder / SWEEP):
-                (folder / SWEEP).write_bytes(sweep.to_json())
+                files.write_bytes(folder / SWEEP, sweep.to_json())
             written = _report(folder, report, out)
             if as_json:
                 click.echo(sweep.to_json())
@@ -217,7 +217,7 @@ def command(
         trace = _trace(folder, [arm.name for arm in arms], ranks, iterations)
         for name, content in ((COMPARISON, comparison.to_json()), ("timeline.json", trace)):
             with files.writing(folder / name):
-                (folder / name).write_bytes(content)
+                files.write_bytes(folder / name, content)
         written = _report(folder, report, out)
     if as_json:
         click.echo(comparison.to_json())

@@ -14,6 +14,7 @@ from gradlane.cli import lab_doctor
 from gradlane.cli.inputs import topology
 from gradlane.cli.inputs.types import OUT_FILE, SECONDS
 from gradlane.compare.memory import PYTHON_BYTES, need_memory
+from gradlane.core import files
 from gradlane.core.fields import did_you_mean
 from gradlane.errors import InputError
 from gradlane.lab import execute
@@ -62,7 +63,12 @@ def command(
         raise InputError(f"lab: got {command_line[0]!r}{meant}, expected a program on the PATH")
     spec = topology.Topology(**given).spec()
     if write is not None:
-        write_spec(write, spec)
+        if command_line:
+            raise InputError(f"--write: got it with the command {command_line[0]!r}, expected one or the other")
+        with files.writing(write):
+            write_spec(write, spec)
+        if not as_json:
+            click.echo(f"wrote {write}")
         return
     if command_line and command_line[0].endswith(".py"):
         command_line = (sys.executable, *command_line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,11 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def printing() -> Iterator[None]:
     """Raise `OutputError` where what is printed meanwhile on stdout cannot be written, and give up on stdout then.
 
-    A closed pipe is none: click ends the command without a word, as others do.
+    A closed pipe is none: click ends the command without a word, as others do. A letter that stdout's encoding lacks is
+    printed as "?", which leaves JSON what it is.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         try:
             yield

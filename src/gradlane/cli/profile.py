@@ -59,7 +59,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
         for name in ("profile.json", "network.json"):
             content = Path(scratch, name).read_bytes()
             with files.writing(out / name):
-                (out / name).write_bytes(content)
+                files.write_bytes(out / name, content)
     if as_json:
         click.echo(files.dumps(profile))
         return

@@ -34,7 +34,7 @@ def write(path: Path, title: str, trials: Sequence[facts.TrialFacts]) -> None:
     about = [("command", command_line()), ("machine", machine())]
     page = render_page(facts.Facts(title, about, list(trials)))
     with files.writing(path):
-        path.write_bytes(page)
+        files.write_bytes(path, page)
 
 
 def command_line() -> str:

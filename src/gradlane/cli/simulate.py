@@ -107,7 +107,7 @@ def command(
         reports.show_misfits(console(), profiles, computing)
     if out is not None:
         with files.writing(out):
-            out.write_text(f"{text}\n")
+            files.write_bytes(out, f"{text}\n".encode())
     if plot is not None:
         panels, x = _panels(outcomes)
         with files.writing(plot):
@@ -117,7 +117,7 @@ def command(
     if timeline is not None:
         trace = chrome_trace([outcomes[0].timeline()], [outcomes[0].plan])
         with files.writing(timeline):
-            timeline.write_bytes(trace)
+            files.write_bytes(timeline, trace)
 
 
 def row(outcome: Outcome) -> dict[str, Any]:

@@ -145,17 +145,21 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: str | Path, noun: Profile | Network | Cluster | Plan | Timeline | Tuned | Log | SearchLog) -> None:
-    """Write `noun` to a file. The file is renamed into place, so that no reader sees a part of it.
+    """Write `noun` to a file, as `write_bytes` does."""
+    write_bytes(Path(path), dumps(noun))
+
+
+def write_bytes(target: Path, data: bytes) -> None:
+    """Write a file. It is renamed into place, so that no reader sees a part of it, and a full disk leaves none.
 
     A device or a pipe is written to instead.
     """
-    target = Path(path)
     if target.exists() and not target.is_file():
-        target.write_bytes(dumps(noun))
+        target.write_bytes(data)
         return
     scratch = target.with_name(target.name + ".part")
     try:
-        scratch.write_bytes(dumps(noun))
+        scratch.write_bytes(data)
         scratch.replace(target)
     except OSError:
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from gradlane.core.files import MAX_FILE_BYTES, MAX_PARTS, need_few_parts, reason_of
+from gradlane.core.files import MAX_FILE_BYTES, MAX_PARTS, need_few_parts, reason_of, write_bytes
 from gradlane.errors import FormatError, InputError
 from gradlane.lab.spec import LabSpec
 
@@ -44,4 +44,4 @@ def read_spec(path: str | Path) -> LabSpec:
 
 def write_spec(path: str | Path, spec: LabSpec) -> None:
     """Write `spec` as JSON, without fields at their defaults."""
-    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(spec)) + b"\n")
+    write_bytes(Path(path), msgspec.json.format(msgspec.json.encode(spec)) + b"\n")

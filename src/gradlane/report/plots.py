@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradlane.core import files
 from gradlane.errors import UnsupportedError
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
@@ -56,6 +58,8 @@ def draw(path: Path, panels: Mapping[str, Lines], x: str, y: str, log_x: bool = 
             # given with their lines, as names that begin with "_" would be left out
             for name in axis.legend(axis.get_lines(), list(lines), fontsize="small").get_texts():
                 name.set_parse_math(False)
-        figure.savefig(path)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=path.suffix.removeprefix("."))
     finally:
         pyplot.close(figure)
+    files.write_bytes(path, drawn.getvalue())

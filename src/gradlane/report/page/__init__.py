@@ -19,4 +19,4 @@ def write_report(folder: Path, target: Path) -> None:
     """Write the report of the run in `folder` to the file `target`. Raises as `read_run`, and `OutputError`."""
     page = render_page(read_run(folder))
     with files.writing(target):
-        target.write_bytes(page)
+        files.write_bytes(target, page)
