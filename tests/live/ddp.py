@@ -296,6 +296,36 @@ def a_part_frozen_when_wrapped(rank: int, world: int, to_torch: bool) -> tuple[l
     return differences(reference, found), [line for line in lines if "frozen" in line]
 
 
+class Remembering(Mlp):
+    """Gives probabilities, which autograd needs as they are, and keeps them."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.last = torch.sigmoid(super().forward(x))
+        return {"probabilities": self.last}
+
+
+def outputs_that_are_changed(rank: int, world: int) -> list[str]:
+    """What differs where the script changes the output in place, and torch's class gives clones of it."""
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator, kept = Remembering(), torch.Generator().manual_seed(1000 + rank), []
+        wrapper, optimizer = wrap(model, find_unused_parameters=True), momentum(model)
+        for _ in range(8):
+            x, y = model.batch(generator)
+            optimizer.zero_grad()
+            F.cross_entropy(wrapper(x)["probabilities"].mul_(3.0), y).backward()
+            kept.append(model.last.detach().clone())
+            optimizer.step()
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            _close(wrapper)
+        return bits(model, None) | {f"kept {step}": values for step, values in enumerate(kept)}
+
+    reference = train(TorchDDP)
+    with slow_network():
+        return differences(reference, train(_wrap))
+
+
 class Shifted(nn.Module):
     """A layer and a buffer, which each rank makes with other values."""
 

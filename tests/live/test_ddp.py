@@ -96,6 +96,11 @@ def test_a_backward_pass_that_torchs_class_would_not_sum_is_not_summed_and_one_l
     assert [text.endswith("equal to DDP bit for bit") for text in verified] == [True] * verify
 
 
+def test_outputs_are_the_scripts_own_where_torchs_class_gives_clones(two_ranks):
+    for differs in two_ranks.run("tests.live.ddp:outputs_that_are_changed"):
+        assert differs == []
+
+
 @pytest.mark.parametrize("to_torch", [False, True], ids=["gradlane's", "then torch's"])
 def test_a_part_that_was_frozen_when_it_was_wrapped_is_summed_by_neither_and_one_line_says_so(two_ranks, to_torch):
     (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:a_part_frozen_when_wrapped", to_torch=to_torch)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.live.loops.job import STEPS, Job, loop
@@ -119,6 +121,59 @@ def bfloat16_autocast(job: Job) -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = job.loss()
         loss.backward()
+        job.optimizer.step()
+
+
+class Several(list):  # type: ignore[type-arg]
+    """A script's own list."""
+
+
+class Pair(NamedTuple):
+    """A script's own tuple."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@loop(defers=False, says=READ)
+def gradients_in_lists_and_tuples_of_the_scripts(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        gradients = [param.grad for param in job.model.parameters()]
+        job.see("norms", torch.stack(torch._foreach_norm(Several(gradients))))
+        job.see("together", torch.cat(Pair(gradients[1], gradients[3])))
+        job.optimizer.step()
+
+
+def _all_reduced(params: Sequence[nn.Parameter]) -> None:
+    for work in [dist.all_reduce(param.grad, async_op=True) for param in params]:
+        work.wait()
+
+
+def _exchanged(params: Sequence[nn.Parameter]) -> None:
+    other = 1 - dist.get_rank()
+    for param in params:
+        got = torch.empty_like(param)
+        calls = [dist.P2POp(dist.isend, param.grad, other), dist.P2POp(dist.irecv, got, other)]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        param.grad += got
+
+
+def _reduced(params: Sequence[nn.Parameter]) -> None:
+    for param in params:
+        dist.reduce(param.grad, dst=0, async_op=True).wait()
+        dist.broadcast(param.grad, 0)
+
+
+@loop(defers=False, says=READ)
+def gradients_in_collectives_of_the_scripts(job: Job) -> None:
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        (_all_reduced, _exchanged, _reduced)[step % 3](list(job.model.parameters()))
+        job.see("gradients", {name: param.grad for name, param in job.model.named_parameters()})
         job.optimizer.step()
 
 

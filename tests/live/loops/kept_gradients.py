@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import SHARED, STEPS, Job, loop
+from tests.live.loops.job import SHARED, STEPS, Job, Mlp, loop
 
 READ = "reads gradients"
+
+
+class KeptByHooks(Mlp):
+    """Keeps something of each gradient, from a hook on the parameter that is there before the model is wrapped."""
+
+    def __init__(self, keep: Callable[[torch.Tensor], Any], after: bool = False) -> None:
+        super().__init__()
+        self.kept: dict[str, Any] = {}
+        for name, param in self.named_parameters():
+            if after:
+                param.register_post_accumulate_grad_hook(lambda param, name=name: self.kept.update({name: keep(param.grad)}))
+            else:
+                param.register_hook(lambda gradient, name=name: self.kept.update({name: keep(gradient)}))
+
+
+def _seen_by_hooks(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        job.see("kept", dict(job.model.kept))
+        job.optimizer.step()
+
+
+@loop(model=partial(KeptByHooks, lambda gradient: gradient.view(-1)), defers=None, says=SHARED)
+def views_of_gradients_kept_by_hooks(job: Job) -> None:
+    _seen_by_hooks(job)
+
+
+@loop(model=partial(KeptByHooks, lambda gradient: gradient.data), defers=None, says=SHARED)
+def data_of_gradients_kept_by_hooks(job: Job) -> None:
+    _seen_by_hooks(job)
+
+
+@loop(model=partial(KeptByHooks, lambda gradient: gradient, after=True), defers=None, says=SHARED)
+def gradients_kept_by_hooks_behind_them(job: Job) -> None:
+    _seen_by_hooks(job)
 
 
 # -- kept ----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel import distributed
+from torch.utils._pytree import tree_map_only
 
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.ddp.optimizers import tell_of_steps
@@ -363,9 +364,13 @@ class DistributedDataParallel(TorchDDP):
         session.counts_calls = True
         try:
             with _compiled_for(_Split(self.bucket_bytes_cap)):
-                return self.module(*inputs, **kwargs)
+                output = self.module(*inputs, **kwargs)
         finally:
             session.counts_calls = False
+        # torch's class gives clones too: the script may change them
+        if self.find_unused_parameters and not self.static_graph and getattr(self, "_ddp_sink_clone", True):
+            return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.grad_fn is None else tensor.clone(), output)
+        return output
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _tell_of_what_is_trained_too(self) -> None:

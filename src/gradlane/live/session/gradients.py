@@ -20,6 +20,12 @@ from gradlane.live.session.guards import InPlace, PendingGradient
 from gradlane.live.session.tracked import Tracked
 
 
+def _is_seen_by_nobody(param: torch.nn.Parameter) -> bool:
+    """Whether no hook but the session's is given the gradient of `param`; one may keep a view of it."""
+    hooks: Any = param
+    return len(hooks._post_accumulate_grad_hooks) == 1 and not hooks._backward_hooks
+
+
 class Gradients:
     """The gradients of one session. Whoever uses them has the turn (`turn.py`).
 
@@ -126,7 +132,7 @@ class Gradients:
         gradients = []
         for tracked in several:
             gradient = tracked.param.grad
-            if gradient is None or gradient._version or aliases.is_held(tracked):
+            if gradient is None or gradient._version or aliases.is_held(tracked) or not _is_seen_by_nobody(tracked.param):
                 return False
             gradients.append(gradient)
         slots, whole = self._of_group[several[0].tensor]
@@ -155,7 +161,7 @@ class Gradients:
         factor = self._factors.get(slot.dtype, self._scale) if gradient.dtype is slot.dtype else self._scale
         torch.mul(gradient.detach() if gradient.requires_grad else gradient, factor, out=slot)
         # if nothing was added to it, and no hook has seen it, autograd has made it for nobody else
-        is_new = gradient._version == 0 and len(param._post_accumulate_grad_hooks) == 1
+        is_new = gradient._version == 0 and _is_seen_by_nobody(param)
         del gradient  # so that this reference is not counted
         return is_new or not aliases.is_the_scripts(param)
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FunctionType
 from typing import Any, Protocol, cast
 
 import torch
@@ -146,15 +147,23 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func == _set_data and len(args) == 2 and isinstance(args[0], PendingGradient):
         args[0].replace_data(_with(args[1], PendingGradient.own))
         return None
-    if getattr(func, "overloadpacket", func) not in _GIVES_MEMORY_AWAY:
+    if getattr(func, "overloadpacket", func) not in _GIVES_MEMORY_AWAY and not _has_effects(func):
         wait_for_sums(wrappers.values(), order_of_norm(func, args, kwargs))
         result = func(*_with(args, _slot), **_with(kwargs, _slot))
         result = _with_wrappers(result, {id(wrapper.slot): wrapper for wrapper in wrappers.values()})
         memory = {_memory_of(wrapper.slot) for wrapper in wrappers.values()}
         if not _escapes(result, memory, (args, kwargs)):
             return result
-    # run it again, on copies: what hands out memory (a view, an array) has changed nothing
+    # perhaps again, on copies: what hands out memory (a view, an array) has changed nothing
     return func(*_with(args, PendingGradient.own), **_with(kwargs, PendingGradient.own))
+
+
+def _has_effects(func: Any) -> bool:
+    """Whether `func` may do more than compute, so that it must run once: a collective, or a function that is not torch's."""
+    if not isinstance(func, FunctionType):
+        return False
+    module = f"{func.__module__}."
+    return module.startswith("torch.distributed.") or not module.startswith("torch.")
 
 
 _slot: Callable[[PendingGradient], torch.Tensor] = operator.attrgetter("slot")
@@ -168,9 +177,10 @@ def _with(value: Any, real: Callable[[PendingGradient], torch.Tensor]) -> Any:
     """`value`, with each wrapper replaced by `real(wrapper)`."""
     if isinstance(value, PendingGradient):
         return real(value)
-    if type(value) in (list, tuple):
-        return type(value)(_with(item, real) for item in value)
-    if type(value) is dict:
+    if isinstance(value, (list, tuple)):
+        items = [_with(item, real) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
         return {key: _with(item, real) for key, item in value.items()}
     return value
 
@@ -178,10 +188,10 @@ def _with(value: Any, real: Callable[[PendingGradient], torch.Tensor]) -> Any:
 def _wrappers_in(value: Any) -> Iterator[PendingGradient]:
     if isinstance(value, PendingGradient):
         yield value
-    elif type(value) in (list, tuple):
+    elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _wrappers_in(item)
-    elif type(value) is dict:
+    elif isinstance(value, dict):
         for item in value.values():
             yield from _wrappers_in(item)
 
@@ -226,9 +236,9 @@ def _escapes(result: Any, memory: Collection[int], given: Any) -> bool:
 
 def _has(value: Any, tensor: torch.Tensor) -> bool:
     """Whether `tensor` is in `value`."""
-    if type(value) in (list, tuple):
+    if isinstance(value, (list, tuple)):
         return any(_has(item, tensor) for item in value)
-    return _has(list(value.values()), tensor) if type(value) is dict else value is tensor
+    return _has(list(value.values()), tensor) if isinstance(value, dict) else value is tensor
 
 
 def _getter(name: str) -> Any:
@@ -410,9 +420,9 @@ def use_all_in(values: Any) -> None:
 def _pending_class(own: type) -> Any:
     """Make the subclass of `own` that sees every torch function.
 
-    It has the layout of `own`, so that `__class__` may be assigned.
+    It has the layout of `own`, so that `__class__` may be assigned, and the name, which a script may print.
     """
-    pending = type(own)(f"Pending{own.__name__}", (_Pending, own), {"__module__": __name__})
+    pending = type(own)(own.__name__, (_Pending, own), {"__module__": own.__module__})
     if own in optimizers._foreach_supported_types:  # an optimizer takes the same kernels for it
         optimizers._foreach_supported_types.append(pending)  # type: ignore[arg-type]
     return pending

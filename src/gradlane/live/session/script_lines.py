@@ -14,6 +14,8 @@ import gradlane
 
 _GRADLANE, TORCH = (f"{Path(str(package.__file__)).parent}/" for package in (gradlane, torch))  # the folders of their files
 _COMPILER = f"{TORCH}_dynamo/"  # wraps calls in functions of its own
+_WRAPPERS = {"wrapper", "decorate_context"}  # of torch's decorators
+_DECORATORS = ("typing_extensions.py", "functools.py", "contextlib.py")  # whose wrappers are called for others
 _IMPORTS = "<frozen "  # what runs a module of gradlane's own as a script
 _LIBRARIES = {"site-packages", "dist-packages"}  # folders of packages that the script imports
 
@@ -41,9 +43,9 @@ def reader(of: str) -> str:
     called = ""
     for frame in _stack(sys._getframe(1)):
         name, path = frame.f_code.co_name, frame.f_code.co_filename
-        if not path.startswith((_GRADLANE, TORCH, _IMPORTS)):
+        if not (path.startswith((_GRADLANE, TORCH, _IMPORTS)) or path.endswith(_DECORATORS)):
             return f"{_place(frame)} reads {of}{called}{_for_script(frame)}"
-        if path.startswith(TORCH) and not (path.startswith(_COMPILER) or name.startswith(("_", "<"))):
+        if path.startswith(TORCH) and not (path.startswith(_COMPILER) or name.startswith(("_", "<")) or name in _WRAPPERS):
             called = f" ({name})"  # the outermost is what the script calls
     return f"torch reads {of}{called}"
 
