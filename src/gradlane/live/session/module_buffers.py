@@ -96,55 +96,40 @@ class _Message:
         return torch.equal(self.bytes[_HEADER:], other.bytes[_HEADER:])
 
 
-def places_of_buffers(
-    model: torch.nn.Module, ignored: Container[str] = ()
-) -> tuple[list[tuple[dict[str, torch.Tensor | None], str]], list[str]]:
-    """Find the buffers of `model`, each once.
-
-    Args:
-        model: whose buffers are kept equal to rank 0's.
-        ignored: full names of those that are not.
-
-    Returns:
-        The places of the buffers, each a module's dictionary of buffers and the key in it; and
-        their full names, in the same order.
-    """
-    owners, names, seen = [], [], set()
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None and id(buffer) not in seen:
-                seen.add(id(buffer))
-                full = f"{prefix}.{name}" if prefix else name
-                if full not in ignored:
-                    owners.append((module._buffers, name))
-                    names.append(full)
-    return owners, names
+_Place = tuple[dict[str, "torch.Tensor | None"], str]
+"""Of a buffer: a module's dictionary of buffers, and the key in it."""
 
 
 class BufferPlaces:
-    """Notices when a model has other buffers than before: added, dropped, or of a module that was replaced.
+    """Where the buffers of a model are, each once.
 
     Args:
         model: whose buffers are kept equal to rank 0's.
         ignored: full names of those that are not.
 
     Attributes:
-        owners, names: from `places_of_buffers`, as they were at first.
+        names, owners: full names of the buffers and their places, as they were at first.
     """
 
     def __init__(self, model: torch.nn.Module, ignored: Container[str] = ()) -> None:
         self._model, self._ignored = model, ignored
-        self.owners, self.names = places_of_buffers(model, ignored)
         self._changed: str | None = None
         self._modules, self._places = self._look()
+        self.names, self.owners = list(self._places), list(self._places.values())
 
-    def _look(self) -> tuple[list[tuple[Any, ...]], dict[str, object]]:
-        modules: list[tuple[Any, ...]] = [
-            (module._modules, tuple(module._modules.values()), module._buffers, _present(module._buffers))
-            for module in self._model.modules()
-        ]
-        owners, names = places_of_buffers(self._model, self._ignored)
-        return modules, {name: owner for name, (owner, _) in zip(names, owners, strict=True)}
+    def _look(self) -> tuple[list[tuple[Any, ...]], dict[str, _Place]]:
+        modules: list[tuple[Any, ...]] = []
+        places: dict[str, _Place] = {}
+        seen = set()
+        for prefix, module in self._model.named_modules():
+            modules.append((module._modules, tuple(module._modules.values()), module._buffers, _present(module._buffers)))
+            for key, buffer in module._buffers.items():
+                name = f"{prefix}.{key}" if prefix else key
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    if name not in self._ignored:
+                        places[name] = module._buffers, key
+        return modules, places
 
     @property
     def changed(self) -> str | None:
@@ -155,9 +140,13 @@ class BufferPlaces:
         ):
             before = self._places
             self._modules, self._places = self._look()
-            names = (name for name in (*self._places, *before) if self._places.get(name) is not before.get(name))
+            names = (name for name in (*self._places, *before) if _owner(self._places, name) is not _owner(before, name))
             self._changed = next(names, None)  # None where the modules that changed have no buffers
         return self._changed
+
+
+def _owner(places: dict[str, _Place], name: str) -> object:
+    return places[name][0] if name in places else None
 
 
 def _present(buffers: dict[str, torch.Tensor | None]) -> tuple[str, ...]:
