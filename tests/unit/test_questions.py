@@ -10,9 +10,10 @@ import pytest
 
 from gradlane import zoo
 from gradlane.core import files
-from gradlane.core.cluster import Cluster
+from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
+from gradlane.units import format_ns
 from tests.commands import invoke
 
 
@@ -160,8 +161,31 @@ def test_a_file_that_could_not_be_written_is_refused_before_the_work(tmp_path, c
 
 
 def test_plan_says_where_the_next_best_is_as_good():
+    text = invoke("plan", "resnet50", "--workers", "4")
+    assert "recommended: wfbp" in text
+    assert "the same as mg-wfbp" in text
+
+
+def test_plan_says_where_nothing_is_to_be_gained():
     text = invoke("plan", "alexnet", "--rate", "50gbit")
-    assert "the same as mg-wfbp-exact" in text
+    assert (
+        "nothing to gain: no policy is more than a percent of linear ahead of ddp, which takes 649.09 ms an iteration" in text
+    )
+    assert "recommended" not in text
+
+
+def test_plan_with_jitter_says_of_computation_alone_what_its_json_says():
+    words = ("plan", "resnet18", "--jitter", "5%", "--policy", "ddp")
+    alone_ns = json.loads(invoke(*words, "--json"))["oracle_ns"]
+    assert f"computation alone takes {format_ns(alone_ns)}\n" in invoke(*words)
+
+
+def test_links_of_several_rates_are_shown_as_a_range(tmp_path):
+    slow, fast = Link(12_500_000), Link(125_000_000)
+    hosts = (Host(fast, fast), Host(slow, fast), Host(fast, fast))
+    files.write(tmp_path / "cluster.json", Cluster(hosts, (Worker(0), Worker(1)), (Server(2),)))
+    text = invoke("plan", "resnet18", tmp_path / "cluster.json", "--policy", "ddp")
+    assert "links of 100 Mbit/s to 1 Gbit/s\n" in text
 
 
 @pytest.mark.slow

@@ -174,13 +174,17 @@ class Session:
     def is_guarded(self, each: Tracked) -> bool:
         return self._of(each).is_guarded
 
-    def guard_state(self, step: Call) -> None:
+    def guard_state(self, step: Call | None) -> None:
+        if step is None:
+            raise WrongError("the state is guarded for an update that has been made")
         step.optimizer.settle_first[self._number] = self.updates.settle
 
     def unguard_state(self, step: Call) -> None:
         step.optimizer.settle_first.pop(self._number, None)
 
-    def update(self, step: Call, several: Sequence[Tracked]) -> None:
+    def update(self, step: Call | None, several: Sequence[Tracked]) -> None:
+        if step is None:
+            raise WrongError("an update is made twice")
         for each in several:
             param = self._of(each)
             if not param.has_sum:
