@@ -226,7 +226,7 @@ def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, basel
     shown.print(
         Text(
             f"no schedule is faster than {format_ns(best.bound_ns)}; computation alone takes "
-            f"{reports.alone_text(best.case.profile)}\n"
+            f"{reports.alone_text(best.case.of_one)}\n"
         ),
         soft_wrap=True,
     )
@@ -260,6 +260,11 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
         against = "which is ddp itself"
     if is_given:
         return f"{name}: {format_ns(best.iteration_ns)} an iteration, {against}"
+    if name != BASELINE and best.efficiency - baseline.efficiency <= reports.LITTLE:
+        return (
+            "nothing to gain: no policy is more than a percent of linear ahead of ddp, which takes "
+            f"{format_ns(baseline.iteration_ns)} an iteration; {name} is the fastest, {against}"
+        )
     rival = next((outcome for outcome in outcomes if outcome is not best), None)
     text = f"recommended: {name}, {format_ns(best.iteration_ns)} an iteration, {against}"
     if rival is not None and rival.policy != BASELINE:
@@ -273,7 +278,7 @@ def _why(outcome: Outcome) -> str:
     """What a schedule pays in startups, and how long computation waits under it."""
     where = outcome.case.where
     startup_ns = len(outcome.plan.messages) * where.startup_ns
-    waits_ns = outcome.iteration_ns - outcome.oracle_ns
+    waits_ns = outcome.iteration_ns - outcome.case.profile.compute_ns
     return (
         f"{outcome.policy} pays {format_ns(startup_ns)} of startup in {len(outcome.plan.messages)} messages and makes "
         f"computation wait {format_ns(waits_ns)}"

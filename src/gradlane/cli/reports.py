@@ -27,6 +27,7 @@ from gradlane.units import format_ns
 option = click.option("--report", type=OUT_FILE, help="Write a report: one HTML file, to be opened in a browser.")
 BASELINE = "ddp"
 CANNOT_PLAN = "cannot plan"
+LITTLE = 0.01  # of linear scaling, up to which no policy counts as ahead of another
 
 
 def write(path: Path, title: str, trials: Sequence[facts.TrialFacts]) -> None:
@@ -90,7 +91,7 @@ def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "", recommend
         title=title,
         answer=answer or f"{best.policy} is the fastest: {format_ns(best.iteration_ns)} a step, simulated.",
         number="-" if ratio is None else f"{ratio:.2f}x",
-        bound=f"no schedule takes less than {format_ns(best.bound_ns)}; computing alone takes {alone_text(profile)}",
+        bound=f"no schedule takes less than {format_ns(best.bound_ns)}; computing alone takes {alone_text(best.case.of_one)}",
         lines=[],
         layers=[layer.name for layer in profile.layers],
         arms=[

@@ -178,7 +178,7 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
     print_table(table)
     reports.show_refusals(shown, refusals)
     shown.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
-    profiles = {outcome.case.profile.model: outcome.case.profile for outcome in outcomes}
+    profiles = {outcome.case.profile.model: outcome.case.of_one for outcome in outcomes}
     for model, profile in profiles.items():
         if profile.uncovered_ns:
             shown.print(Text(f"{model}: computation alone takes {reports.alone_text(profile)}"), soft_wrap=True)

@@ -69,7 +69,6 @@ def _target(text: str) -> float:
 _TARGET = Checked("part", _target)
 _DECADES = "100mbit,200mbit,500mbit,1gbit,2gbit,5gbit,10gbit,20gbit,50gbit,100gbit"
 NO_MORE = "no more than"
-LITTLE = 0.01  # of linear scaling
 _SIZES = "256KiB,512KiB,1MiB,2MiB,4MiB,8MiB,16MiB,32MiB"
 
 
@@ -426,13 +425,13 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     reached = f"{plain[where].policy} reaches {plain[where].efficiency:.0%} of linear"
     if is_alone:
         return f"{at[0].upper()}{at[1:]} {reached}, no schedule more than {most:.0%}."
-    if gaps[where] <= LITTLE:
+    if gaps[where] <= reports.LITTLE:
         return f"No policy is more than a percent of linear ahead of {plain[where].policy}: {at} {reached}."
     ahead = f"{best[where].policy} {best[where].efficiency:.0%}, no schedule more than {most:.0%}"
     text = f"{at[0].upper()}{at[1:]} {reached}, {ahead}"
     values = list(found)
     enough = len(values)
-    while enough and gaps[values[enough - 1]] <= LITTLE:
+    while enough and gaps[values[enough - 1]] <= reports.LITTLE:
         enough -= 1
     if enough == len(values):
         return f"{text}."

@@ -287,7 +287,7 @@ def cases(
             profile.stretched(slowdown(each.total, jitter)) if jitter else profile,
             where.at(rate, each),
             {"model": profile.model, "bits_per_second": rate, **_labels(each)},
-            alone_ns=profile.compute_ns if jitter else None,
+            alone=profile if jitter else None,
             clips=clips,
         )
         for profile in profiles
@@ -417,5 +417,13 @@ def _describe_where(where: Where) -> str:
         )
     return (
         f"{len(where.workers)} workers and {len(where.servers)} servers on {len(where.hosts)} hosts: a message costs "
-        f"{format_ns(where.startup_ns)}, links of {format_rate(where.hosts[0].up.bytes_per_second)}{within}"
+        f"{format_ns(where.startup_ns)}, links of {_rates(where)}{within}"
     )
+
+
+def _rates(cluster: Cluster) -> str:
+    """The rates that links of a cluster have, at any time."""
+    links = [link for host in cluster.hosts for link in (host.up, host.down)]
+    rates = {rate for link in links for rate in (link.bytes_per_second, *(step.bytes_per_second for step in link.steps))}
+    low, high = format_rate(min(rates)), format_rate(max(rates))
+    return low if low == high else f"{low} to {high}"

@@ -36,7 +36,8 @@ class Case:
         labels: what distinguishes the case in a table, as in {"bits_per_second": 10**10, "workers":
             8}.
         whole: simulate every worker and packet of a cluster, though the workers are all alike.
-        alone_ns: a step of a device alone, where `profile` waits for slower ones (`jitter`); None: the profile's.
+        alone: the profile of a device that waits for no other, where `profile` waits for slower ones (`jitter`); None: the
+            same.
         clips: the order of the norms of gradients that each step reads; None: it reads none.
     """
 
@@ -44,8 +45,13 @@ class Case:
     where: Where
     labels: dict[str, str | int] = field(default_factory=dict)
     whole: bool = False
-    alone_ns: int | None = None
+    alone: Profile | None = None
     clips: float | None = None
+
+    @property
+    def of_one(self) -> Profile:
+        """The profile of a device that waits for no other."""
+        return self.profile if self.alone is None else self.alone
 
     @property
     def workers(self) -> int:
@@ -90,9 +96,8 @@ class Outcome:
 
     @property
     def oracle_ns(self) -> int:
-        """Computation alone, in ns."""
-        alone_ns = self.case.alone_ns
-        return oracle_ns(self.case.profile) if alone_ns is None else alone_ns
+        """Computation alone, in ns, of a device that waits for no other."""
+        return oracle_ns(self.case.of_one)
 
     @property
     def efficiency(self) -> float:
