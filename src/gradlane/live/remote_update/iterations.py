@@ -111,19 +111,11 @@ class ServedIterations:
         if self.buffers is not None and not nested:
             self.buffers.before_forward()
 
-    def before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """Wait for the parameters of compiled code, which reads them without Python, so that no
-        guard sees it.
-        """
-        for param in module.parameters():
-            if id(param) in self._of:
-                self._updates.use(self._of[id(param)], _nothing)
-
     def before_compiled_code(self, module: torch.nn.Module | None) -> None:
         if module is None:
             self.flush()
         else:
-            self.before_compiled(module, True, None)
+            self.passes.before_compiled(module)
 
     def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
         if not torch.is_grad_enabled() or inside_a_backward_pass():
@@ -170,14 +162,6 @@ class ServedIterations:
     def counting(self) -> bool:
         """Whether this iteration counts how often each hook fires in a backward pass."""
         return self.iteration == 0
-
-    def refuse_replaced(self) -> None:
-        """Fail if the model trains other tensors than those that were there at attach."""
-        for tracked in self.tracked:
-            if self.passes.is_replaced(tracked):
-                self.fail(
-                    f"{tracked.name} was replaced since attach: close() the session before, and attach again", UnsupportedError
-                )
 
     def complete(self, tracked: Tracked) -> None:
         """The gradient of a parameter is complete: send it."""

@@ -49,7 +49,7 @@ class Iterations:
         parts.tracked_of = {id(tracked.param): tracked for tracked in self._by_name.values()}
         self._driver, self._updates, self._verifier = parts.driver, parts.updates, parts.verifier
         self._gradients, self._measuring, self._recorder = parts.gradients, parts.measuring, parts.recorder
-        self._sending = Sending(parts, lambda tracked: self.passes.is_replaced(tracked))
+        self._sending = Sending(parts, lambda several: self.passes.refuse_replaced(several))
         self._steps = Steps(parts, self._watch_all)
         parts.gradients.reads.connect(parts, self._steps)
         self.before_step, self.after_step, self.fail = self._steps.before, self._steps.after, parts.fail
@@ -179,20 +179,11 @@ class Iterations:
             guards.use(tracked.param)  # while the profile is measured: all are used now
         self.settle()
 
-    def before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """Treat the call of a compiled part as the first use of all its parameters.
-
-        The compiler's guards include a parameter's class; a part that met watched parameters would
-        be compiled again and again.
-        """
-        for param in module.parameters():
-            guards.use(param)
-
     @in_turn
     def before_compiled_code(self, module: torch.nn.Module | None) -> None:
         """Compiled code is about to run: a method of `module`, or a function of the script."""
         if module is not None:
-            self.before_compiled(module, True, None)
+            self.passes.before_compiled(module)
             return
         self._use_all()
         if not (self._in_forward or self.in_backward):
@@ -294,10 +285,6 @@ class Iterations:
                 self._verifier.arrived(tracked.param, tracked.slot)
             with self.parts.failures.explained("the sums of verification"):
                 self._verifier.compare()
-
-    def refuse_replaced(self) -> None:
-        """Fail if the model trains other tensors than those that were there at attach."""
-        self._sending.refuse_replaced(self.parts.tracked)
 
     @in_turn
     def _end(self) -> None:

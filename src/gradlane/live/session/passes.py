@@ -8,18 +8,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradlane.errors import JobError, UnsupportedError
-from gradlane.live.session import interruptions
+from gradlane.live.session import guards, interruptions
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.guards import PendingGradient
 from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_called_inside_itself, is_compiled, tensors_in
-from gradlane.live.session.torch_patches import before_compiled_code, forget, patch_for_good, take_as_a_tensor
+from gradlane.live.session.torch_patches import patch_for_good, take_as_a_tensor, unwatch_compiled_code, watch_compiled_code
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.torch_versions import keeps_graph
 
@@ -50,9 +50,6 @@ class Listener(interruptions.Interruptible, Protocol):
     def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
         """The model has returned `output`."""
 
-    def before_compiled(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
-        """A compiled part of the model is about to run, and reads parameters past every guard."""
-
     def before_compiled_code(self, module: torch.nn.Module | None) -> None:
         """Compiled code is about to run: a method of `module`, or a function of the script, which may read anything."""
 
@@ -64,9 +61,6 @@ class Listener(interruptions.Interruptible, Protocol):
 
     def arrived_again(self, tracked: Tracked) -> None:
         """The gradient of a parameter has come more often than in the pass that was counted."""
-
-    def refuse_replaced(self) -> None:
-        """Fail if the model trains other tensors than those that were there at attach."""
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         """An optimizer steps, in compiled code or not. Returns the args and kwargs to step with instead, or None."""
@@ -142,7 +136,7 @@ class Passes:
             hold(around_step(optimizer, listener.before_step, listener.after_step))
             hold(optimizer.register_state_dict_pre_hook(Hook(listener.before_optimizer_state_dict)))
         interruptions.add(listener)
-        before_compiled_code(listener)
+        watch_compiled_code(listener)
 
     def hold(self, handle: Any) -> None:
         """Remove another hook with the others."""
@@ -152,7 +146,7 @@ class Passes:
         """Remove all hooks."""
         self.closed = True
         interruptions.discard(self._listener)
-        forget(self._listener)
+        unwatch_compiled_code(self._listener)
         for handle in self._handles:
             handle.remove()
 
@@ -187,7 +181,7 @@ class Passes:
         for module in self.model.modules():
             if module is not self.model and module not in self._compiled_parts and is_compiled(module):
                 self._compiled_parts.add(module)
-                self._handles.append(module.register_forward_pre_hook(ModuleHook(self._listener.before_compiled)))
+                self._handles.append(module.register_forward_pre_hook(ModuleHook(self.before_compiled)))
 
     # -- forward ------------------------------------------------------------------------------------
 
@@ -225,6 +219,15 @@ class Passes:
             return False
         self.was_evaluated = self.sync and not module.training
         return self.sync and module.training
+
+    def before_compiled(self, module: torch.nn.Module, compiling: bool = True, _: Any = None) -> None:
+        """Treat the call of a compiled part as the first use of all its parameters.
+
+        The compiler's guards include a parameter's class; a part that met watched parameters would
+        be compiled again and again.
+        """
+        for param in module.parameters():
+            guards.use(param)
 
     def _hook_outputs(self, output: Any) -> None:
         """Hook the model's output, so that a backward pass is noticed where it begins.
@@ -271,7 +274,7 @@ class Passes:
         try:
             if any(torch._C._will_engine_execute_node(tracked.accumulator) for tracked in self._tracked):
                 return True
-            self._listener.refuse_replaced()
+            self.refuse_replaced(self._tracked)
         except RuntimeError:  # torch raises it if `torch.autograd.grad` got parameters as inputs
             pass
         if not (keeps_graph() or self._past_wrapper):
@@ -318,7 +321,18 @@ class Passes:
             for tracked in self._tracked:
                 tracked.expected = max(1, tracked.fired)
 
-    def is_replaced(self, tracked: Tracked) -> bool:
+    def refuse_replaced(self, several: Iterable[Tracked]) -> None:
+        """Fail if the model trains another tensor than one of `several`."""
+        for tracked in several:
+            if self._is_replaced(tracked):
+                self._listener.fail(
+                    f"{tracked.name} was replaced since attach (load_state_dict(assign=True), swap_tensors, another "
+                    "Parameter?), and neither its gradient nor the optimizer reaches what is there now: close() the session "
+                    "before such a change, and attach again with an optimizer of the new parameters",
+                    UnsupportedError,
+                )
+
+    def _is_replaced(self, tracked: Tracked) -> bool:
         """Whether the model no longer trains a parameter with this session's hook.
 
         Another tensor may be in its place, or its contents, hooks included, may have been swapped.

@@ -21,11 +21,11 @@ class Sending:
 
     Args:
         parts: of the session.
-        is_replaced: whether the model trains another tensor now than a tracked one.
+        refuse_replaced: fails if the model trains another tensor now than one of some tracked ones.
     """
 
-    def __init__(self, parts: Parts, is_replaced: Callable[[Tracked], bool]) -> None:
-        self._parts, self._is_replaced = parts, is_replaced
+    def __init__(self, parts: Parts, refuse_replaced: Callable[[Iterable[Tracked]], None]) -> None:
+        self._parts, self._refuse_replaced = parts, refuse_replaced
         self._driver, self._gradients, self._verifier = parts.driver, parts.gradients, parts.verifier
 
     def take_up(self) -> None:
@@ -90,7 +90,7 @@ class Sending:
         produced it.
         """
         tracked.happens(Event.LACK)
-        self.refuse_replaced((tracked,))
+        self._refuse_replaced((tracked,))
         self._gradients.put_absent(tracked)
         self._verifier.contributes(tracked.param, tracked.slot)
         self._driver.ready((tracked.tensor,))
@@ -153,17 +153,6 @@ class Sending:
         self._gradients.of_the_script.clear()
 
     # -- what must not have changed -----------------------------------------------------------------
-
-    def refuse_replaced(self, several: Iterable[Tracked]) -> None:
-        """Fail if the model trains another tensor than one of `several`."""
-        for tracked in several:
-            if self._is_replaced(tracked):
-                self._parts.fail(
-                    f"{tracked.name} was replaced since attach (load_state_dict(assign=True), swap_tensors, another "
-                    "Parameter?), and neither its gradient nor the optimizer reaches what is there now: close() the session "
-                    "before such a change, and attach again with an optimizer of the new parameters",
-                    UnsupportedError,
-                )
 
     def _refuse_another(self, several: Iterable[Tracked]) -> None:
         """Fail if a parameter has another dtype, shape or device than its slot."""

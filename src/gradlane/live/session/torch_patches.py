@@ -5,7 +5,7 @@ is given without calling any torch function; so do functorch, which wraps them, 
 a tensor or take over its memory. The patched functions first run deferred updates, see `before_leaving`.
 TorchScript would also compile the hooks of a module, and a session's cannot be compiled; they are taken
 off the module meanwhile. Compiled code must meet no guard and no gradient that stands for a sum, which
-the compiler would trace into; see `before_compiled_code`.
+the compiler would trace into; see `watch_compiled_code`.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def _settle_all() -> None:
         settle()
 
 
-def before_compiled_code(session: ReadByCompiledCode) -> None:
-    """Tell `session` before each call of compiled code, until `forget(session)`.
+def watch_compiled_code(session: ReadByCompiledCode) -> None:
+    """Tell `session` before each call of compiled code, until `unwatch_compiled_code(session)`.
 
     PyTorch has the function that is patched from 2.6 on. Before, only compiled modules are seen, by their hooks.
     """
@@ -176,7 +176,7 @@ def before_compiled_code(session: ReadByCompiledCode) -> None:
     dynamo._callback_from_stance = callback_from_stance
 
 
-def forget(session: ReadByCompiledCode) -> None:
+def unwatch_compiled_code(session: ReadByCompiledCode) -> None:
     """`session` has ended."""
     _read_by_compiled_code.discard(session)
 
