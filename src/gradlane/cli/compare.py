@@ -15,6 +15,7 @@ from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts
 from gradlane.cli.inputs.computing import Computing
 from gradlane.cli.inputs.knobs import read_policy
+from gradlane.cli.inputs.topology import SCALE
 from gradlane.cli.inputs.types import (
     COUNT,
     FACTOR,
@@ -106,7 +107,7 @@ def _iterations(text: str) -> str:
 )
 @click.option(
     "--scale",
-    type=FACTOR,
+    type=SCALE,
     default=1.0,
     show_default=True,
     help="With MODEL: of tensors and links alike, which keeps all times.",

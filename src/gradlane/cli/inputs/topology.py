@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from gradlane.cli.inputs.faults import naming
-from gradlane.cli.inputs.types import CLASSES, FACTOR, RANKS_PER_HOST, parse_time, rate_or_none, whole_number
+from gradlane.cli.inputs.types import CLASSES, RANKS_PER_HOST, parse_time, positive, rate_or_none, whole_number
 from gradlane.core.cluster import Link, random_steps
 from gradlane.errors import InputError
 from gradlane.lab import Flow, HostSpec, JobSpec, LabSpec
@@ -21,6 +21,7 @@ from gradlane.lab.spec import LINK_RATES, MOST_DELAY_NS, MOST_HOSTS, MOST_LOSS_P
 from gradlane.units import parse_rate
 
 _VARIED_STEPS = 10_000
+SCALE = positive("a factor", MOST_SCALE)
 _Function = TypeVar("_Function", bound=Callable[..., None])
 
 _OPTIONS = (
@@ -44,7 +45,7 @@ _OPTIONS = (
     click.option("--traffic", multiple=True, metavar="FROM:TO[=RATE]", help="A flow of other traffic between two hosts."),
     click.option("--delay", metavar="TIME", help="Each link delays packets by this, each way; host to host is twice that."),
     click.option("--loss", metavar="PERCENT", help="Each link loses so many packets, each way, as in 0.1%."),
-    click.option("--scale", type=FACTOR, help="Of all rates, and of emulated devices' tensors. [default: 1]"),
+    click.option("--scale", type=SCALE, help="Of all rates, and of emulated devices' tensors. [default: 1]"),
 )  # fmt: skip
 
 
@@ -92,8 +93,6 @@ class Topology:
             raise InputError(f"--servers: got {servers} beside {hosts} hosts, expected at most {MOST_HOSTS} hosts of both")
         job = JobSpec(ranks_on(hosts, each), tuple(range(first, first + servers)))
         scale = 1.0 if self.scale is None else self.scale
-        if scale > MOST_SCALE:
-            raise InputError(f"--scale: got {scale:g}, expected at most {MOST_SCALE}")
         link = rate_or_none(self.link)
         if link is not None:
             _need_link_rate("--link", str(self.link), link // 8, scale)

@@ -53,11 +53,12 @@ def whole_number(least: int = 1, most: int = _MOST) -> Checked:
     return Checked("integer", parse)
 
 
-def positive(what: str) -> Checked:
-    """The type of a number above zero, and at most a million: what waits takes no more seconds.
+def positive(what: str, most: float = math.inf) -> Checked:
+    """The type of a finite number above zero.
 
     Args:
         what: what it is a number of, for errors.
+        most: its limit.
     """
 
     def parse(text: str) -> float:
@@ -65,10 +66,10 @@ def positive(what: str) -> Checked:
             number = float(text)
         except ValueError:
             number = math.nan
-        if not number > 0:
+        if not 0 < number < math.inf:
             raise InputError(f"got {text!r}, expected {what}, more than zero")
-        if number > _MOST:
-            raise InputError(f"got {text!r}, expected {what}, at most {_MOST}")
+        if number > most:
+            raise InputError(f"got {text!r}, expected {what}, at most {most}")
         return number
 
     return Checked("number", parse)
@@ -161,7 +162,7 @@ COUNT = whole_number()
 RANKS = whole_number(2)
 CLASSES = whole_number(1, 8)
 RANKS_PER_HOST = whole_number(1, 16)
-SECONDS = positive("seconds")
+SECONDS = positive("seconds", _MOST)  # calls that wait take little more
 FACTOR = positive("a factor")
 PART = Checked("part", _part)
 SIZE = Checked("size", _size)
