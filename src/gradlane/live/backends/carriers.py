@@ -24,6 +24,7 @@ from gradlane.live.backends.base import Backend, OnDone, OnSent
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.norms import Norms
 from gradlane.live.backends.parameter_server import ParameterServerBackend
+from gradlane.live.backends.probe import slowest_of
 from gradlane.live.backends.streams import Event
 from gradlane.transport import NodeEngine, NodeOptions
 from gradlane.units import NS_PER_SECOND, format_bytes
@@ -249,12 +250,6 @@ def _time_streams(servers: ParameterServerBackend, group: Any) -> int:
 
     The least, since whatever else disturbs the machine makes a stream longer.
     """
-    first_ns = _slowest(group, [servers.time_stream(_STREAM_BYTES)])[0]
+    first_ns = slowest_of(group, torch.device("cpu"), [servers.time_stream(_STREAM_BYTES)])[0]
     repeats = 1 if first_ns > _LINK_BOUND_NS else _STREAMS
-    return min(_slowest(group, [servers.time_stream(_STREAM_BYTES) for _ in range(repeats)]))
-
-
-def _slowest(group: Any, durations_ns: list[int]) -> list[int]:
-    shared = torch.tensor(durations_ns, dtype=torch.int64, device="cpu")
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-    return [int(duration) for duration in shared.tolist()]
+    return min(slowest_of(group, torch.device("cpu"), [servers.time_stream(_STREAM_BYTES) for _ in range(repeats)]))

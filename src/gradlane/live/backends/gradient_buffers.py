@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from gradlane.core.plan import Message, Plan
-from gradlane.core.profile import DTYPE_BYTES
+from gradlane.core.profile import DTYPE_BYTES, TensorSpec
 from gradlane.transport import CopiedRange
 
 _ALIGN = 16  # elements; in float32 a cache line of 64 bytes, so that no two slots share one
@@ -181,6 +181,11 @@ class MessageBuffer:
         """After the sum: copy `tensor` back into the ranges, unless it is the memory itself."""
         if self.is_copy:
             torch._foreach_copy_(self._ranges, self._copies)
+
+
+def spec_of(name: str, param: torch.Tensor) -> TensorSpec:
+    """The gradient of a parameter, as profiles and plans describe it."""
+    return TensorSpec(name, param.numel() * param.element_size(), dtype_name(param))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -70,7 +70,7 @@ def sweep(
         if len(swept) >= 3 and took_ns[-1] * repeats * 2 > budget_s * NS_PER_SECOND:
             break
         swept.append(torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device))
-        took_ns += _slowest(group, device, [_timed(device, all_reduce, swept[-1])])
+        took_ns += slowest_of(group, device, [_timed(device, all_reduce, swept[-1])])
     in_a_row = [max(1, min(IN_A_ROW, IN_A_ROW_NS // taken, took_ns[-1] // (4 * taken))) for taken in took_ns]
 
     def sum_in_a_row(which: int) -> None:
@@ -79,7 +79,7 @@ def sweep(
 
     samples: list[tuple[int, int]] = []
     for _ in range(repeats):
-        durations = _slowest(group, device, [_timed(device, sum_in_a_row, which) for which in range(len(swept))])
+        durations = slowest_of(group, device, [_timed(device, sum_in_a_row, which) for which in range(len(swept))])
         samples += [(data.nbytes, duration // count) for data, duration, count in zip(swept, durations, in_a_row, strict=True)]
     return samples
 
@@ -126,7 +126,7 @@ def sweep_streams(
             dist.barrier(group)
             parts = [part[: size_bytes // dtype.itemsize] for part in memory[: messages[size_bytes]]]
             durations.append(_timed(device, lambda parts: start(parts)(), parts))
-        slowest = _slowest(group, device, durations)
+        slowest = slowest_of(group, device, durations)
         found += [(size_bytes, messages[size_bytes], taken) for size_bytes, taken in zip(sizes, slowest, strict=True)]
     return found
 
@@ -206,7 +206,7 @@ def measure_start(group: Any, device: torch.device, repeats: int = 9, start: Sta
         wait = start(memory)
         took_ns.append((time.thread_time_ns() - begun_ns) // STREAM)
         wait()
-    return _slowest(group, device, [round(median(took_ns))])[0]
+    return slowest_of(group, device, [round(median(took_ns))])[0]
 
 
 def measure_wakeup(group: Any, device: torch.device, repeats: int = 45, budget_s: float = 0.5) -> list[int]:
@@ -242,9 +242,9 @@ def measure_wakeup(group: Any, device: torch.device, repeats: int = 45, budget_s
         dist.barrier(group)
         took_ns.append([_timed(device, by_thread, memory), _timed(device, by_callbacks, memory)])
         if len(took_ns) == 1:
-            fit_in = int(budget_s * NS_PER_SECOND) // max(1, sum(_slowest(group, device, took_ns[0])))
+            fit_in = int(budget_s * NS_PER_SECOND) // max(1, sum(slowest_of(group, device, took_ns[0])))
             repeats = max(min(3, repeats), min(repeats, fit_in))
-    waited_ns, told_ns = (_slowest(group, device, list(each)) for each in zip(*took_ns, strict=True))
+    waited_ns, told_ns = (slowest_of(group, device, list(each)) for each in zip(*took_ns, strict=True))
     return [(told - waited) // len(memory) for told, waited in zip(told_ns, waited_ns, strict=True)]
 
 
@@ -321,7 +321,7 @@ def _timed(device: torch.device, work: Callable[[Any], Any], data: Any) -> int:
     return time.monotonic_ns() - start
 
 
-def _slowest(group: Any, device: torch.device, durations: list[int]) -> list[int]:
+def slowest_of(group: Any, device: torch.device, durations: list[int]) -> list[int]:
     """The longest over ranks of each duration (collective)."""
     shared = torch.tensor(durations, dtype=torch.int64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)

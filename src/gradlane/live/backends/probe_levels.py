@@ -17,7 +17,7 @@ from msgspec import structs
 
 from gradlane.core.network import Network, Sharing
 from gradlane.live.backends.hierarchy import ENTER, PIECE_BYTES, HierarchicalSum, Stages, Step, nothing
-from gradlane.live.backends.probe import QUICK_SIZES, measure_start, sweep, sweep_streams
+from gradlane.live.backends.probe import QUICK_SIZES, measure_start, slowest_of, sweep, sweep_streams
 from gradlane.live.torch_versions import broadcast_from
 from gradlane.planning.fit import fit_bus, fit_network
 
@@ -107,16 +107,15 @@ def in_turns(stages: Stages, group: Any, dtype: torch.dtype, size_bytes: int) ->
         lambda data: dist.all_reduce(data, group=group),
         BlockingSums(stages).sum,
     )
-    took_ns: list[list[int]] = [[] for _ in arms]
+    took_ns: list[list[int]] = [[] for _ in arms]  # of each turn
     for _ in range(_TURNS + 1):
         for taken, run in zip(took_ns, arms, strict=True):
             dist.barrier(group)
             began_ns = time.monotonic_ns()
             run(data)
             taken.append(time.monotonic_ns() - began_ns)
-    slowest = torch.tensor(took_ns, dtype=torch.int64, device="cpu")
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-    flat_ns, hierarchical_ns = (round(median(taken[1:])) for taken in slowest.tolist())  # the first has made its memory
+    slowest = (slowest_of(group, _CPU, taken) for taken in took_ns)
+    flat_ns, hierarchical_ns = (round(median(taken[1:])) for taken in slowest)  # the first has made its memory
     return flat_ns, hierarchical_ns
 
 

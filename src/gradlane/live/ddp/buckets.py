@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.core.timeline import Span, Timeline
-from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.backends.gradient_buffers import spec_of
 from gradlane.live.comm.recorder import Row, now_ns
 
 
@@ -42,10 +42,7 @@ class Buckets:
     def _begin_sum(self, group: Any, bucket: Any) -> Any:
         began, at, index = now_ns(), self.iteration, bucket.index()
         self.last_ready_ns = began
-        self._buckets[index] = [
-            TensorSpec(self._names[id(param)], param.numel() * param.element_size(), dtype_name(param))
-            for param in bucket.parameters()
-        ]
+        self._buckets[index] = [spec_of(self._names[id(param)], param) for param in bucket.parameters()]
 
         def ended(future: Any) -> torch.Tensor:
             self.rows.append(("send", at, index, began, now_ns()))

@@ -26,10 +26,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradlane.core.profile import TensorSpec
 from gradlane.core.records.ddp_run import DdpRun
 from gradlane.live.backends import probe
-from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.backends.gradient_buffers import spec_of
 from gradlane.live.comm.recorder import ProfileBuilder, now_ns
 from gradlane.live.ddp.buckets import Buckets
 from gradlane.live.ddp.stages import Progress, Stage
@@ -311,9 +310,7 @@ class Watch:
         assert self._call is not None
         summed = summed_parameters(module, self._call.parameters_to_ignore)
         trained = {name: param for name, param in summed if param.requires_grad}
-        self._builder = ProfileBuilder(
-            [TensorSpec(name, param.numel() * param.element_size(), dtype_name(param)) for name, param in trained.items()]
-        )
+        self._builder = ProfileBuilder([spec_of(name, param) for name, param in trained.items()])
         for name, param in trained.items():
             hook = lambda _, name=name: self._gradient_ready(name)  # noqa: E731
             self._handles.append(param.register_post_accumulate_grad_hook(hook))

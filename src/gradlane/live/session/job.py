@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradlane.core.profile import TensorSpec
-from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.backends.gradient_buffers import dtype_name, spec_of
 from gradlane.live.session.ignored import synchronised_buffers, synchronised_tensors
 
 
@@ -68,10 +68,7 @@ class Job:
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """The gradients of the trained parameters as they travel, which profiles and plans describe."""
-        return tuple(
-            TensorSpec(name, param.numel() * param.element_size(), dtype_name(param)).on_wire(self.wire_dtype)
-            for name, param in self.params
-        )
+        return tuple(spec_of(name, param).on_wire(self.wire_dtype) for name, param in self.params)
 
     def dtype_on_wire(self, param: torch.nn.Parameter) -> torch.dtype:
         """The dtype in which the gradient of `param` travels."""
