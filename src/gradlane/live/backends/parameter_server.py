@@ -14,7 +14,7 @@ queued; with "pull-priority" this holds for the packets that servers return.
 If each host has equally many ranks and the servers are beside them, ranks of one host sum through memory that they share
 (`transport.host`). Between hosts only the hosts' sums travel. The plan's messages, windows and priorities stay. A message has
 left its window when this rank's part is in that memory and its host's sum has been sent. It has also left when it waits for
-another rank of the host and nothing else goes on, for the reason above.
+another rank of the host and nothing else moves: the ranks would wait for one another for ever.
 
 Where the plan's tensors have owners, messages travel as `owned_pieces` says, and a first phase ends with the sums that this
 rank owns.

@@ -45,8 +45,8 @@ def sweep(
 
     The first all-reduce of a size is not counted. Then all sizes are repeated in rounds, so that a
     disturbance of the machine does not fall on one size alone. In a round, fast ones are summed up to
-    16 times in a row and timed together. Who is early for a sum waits for the others, which would
-    count with each sum and so happens once.
+    16 times in a row and timed together. Ranks that arrive early wait;
+    in a run of 16 that wait is counted once, not 16 times.
 
     Args:
         group: the ranks.

@@ -34,7 +34,7 @@ class Driver:
     """The messages of one session.
 
     Args:
-        rank: of this process.
+        rank, global_rank: of this process, in the session's group and in the whole job.
         coordination: with the other ranks, and its failures.
         backend: carries the messages.
         streams: of the device that the model is on; None for the CPU. Unless the backend sums in these

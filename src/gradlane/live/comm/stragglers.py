@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from statistics import median
 
 WINDOW = 5  # steps of one report
-# A rank is named after 5 steps and 2 s in which it was busy for twice as long as the others in every
-# step, or after 20 steps and 10 s in which it took a quarter longer in four steps of five. A machine
-# that others use takes a process's processor away for a second now and then, and times that vary by
-# 30 % on each rank by itself are no straggler (tests/live/test_stragglers.py).
+# A rank is named after 5 steps and 2 s if it was busy for twice as long as the others in every step. It
+# is also named after 20 steps and 10 s in which it took a quarter longer in four steps of five. On a
+# machine that others use, a process has no processor for a second now and then. Times that vary by 30 %
+# on each rank by itself are no straggler (tests/live/test_stragglers.py).
 _CLEARLY, _SLIGHTLY = 1 / 2, 1 / 5  # of the rank's busy time, by which it exceeds the others'
 _CLEAR_AFTER_US, _SLIGHT_AFTER_US, _SLIGHT_AFTER_WINDOWS = 2_000_000, 10_000_000, 4
 _LEAST_US = 1_000  # of a step, below which nothing is said

@@ -128,8 +128,8 @@ def _compiled_for(wrapper: Any) -> Iterator[None]:
 class DistributedDataParallel(TorchDDP):
     """In place of `torch.nn.parallel.DistributedDataParallel`, with the same arguments and methods.
 
-    The optimizers are found by themselves: the first training forward pass after a `step()` of
-    optimizers that hold parameters of the module calls `gradlane.attach` for them. An optimizer
+    The optimizers are found by themselves, since they hold parameters of the module. The first training
+    forward pass after their first `step()` calls `gradlane.attach` for them. An optimizer
     that steps for the first time later is taken in before the next forward pass, and so are
     parameters that were frozen then. Torch sums the gradients before, and also afterwards where gradlane
     refuses the model; then one line says why. A parameter that is frozen when the model is wrapped and

@@ -1,10 +1,9 @@
 """FiniteCheck: ends the job before an update with a gradient that is infinite or NaN, and names where it came from.
 
-Each gradient is looked at in the memory in which it is about to be summed: there the rank is known. That
-costs one sum over memory that the processor has just written, or a device's copy, in which the look costs
-the device nothing. A slot that
-is not finite gets NaN for its presence element (`gradient_buffers.py`), which travels with the data,
-so that all ranks stop at the same update. Rank 0 hears of it over the control channel, and tells all
+Each gradient is checked in the memory in which it will be summed, where its rank is known. On the CPU that is
+one sum over memory that was just written. On a device the copy in CPU memory is checked, which costs the device
+nothing. A slot that is not finite gets NaN for its presence element (`gradient_buffers.py`). That travels with
+the data, so that all ranks stop at the same update. Rank 0 hears of it over the control channel, and tells all
 ranks the first that it heard of in an iteration.
 
 Only an update ends the job. Under AMP infinities are normal: GradScaler finds them in the sums and
@@ -88,7 +87,7 @@ def _is_finite(values: torch.Tensor, limit: float | None) -> bool:
     if limit is not None:
         low, high = (float(end) for end in torch.aminmax(values))
         return -limit <= low and high <= limit  # NaN is not
-    # forty times as fast as `isfinite` of each value. Any infinity or NaN stays in a sum; a sum of
-    # finite values may be too large, so that what is not finite is looked at value by value
+    # faster than `isfinite` of each value. Any infinity or NaN stays in a sum. A sum of finite values
+    # may be too large, so a sum that is not finite is looked at value by value
     wide = torch.float32 if values.dtype.itemsize < 4 else None
     return math.isfinite(values.sum(dtype=wide)) or bool(values.isfinite().all())

@@ -217,8 +217,14 @@ def _memory_of(tensor: torch.Tensor) -> int:
 
 
 def _escapes(result: Any, memory: Collection[int], given: Any) -> bool:
-    """Whether `result` gives access to `memory`, that of the wrappers' slots, which nothing in `given` gives, or is of a type
-    that may do so.
+    """Whether `result` may give the script access to `memory`, that of the wrappers' slots.
+
+    What was given gives none, and of a type that is not known nothing is known.
+
+    Args:
+        result: of a function of torch.
+        memory: see `_memory_of`.
+        given: the function's arguments.
     """
     if isinstance(result, _HOLDS_NO_MEMORY):
         return False

@@ -60,7 +60,7 @@ def add(session: Interruptible) -> None:
 
 
 def discard(session: Interruptible) -> None:
-    """`session` has ended. After the last one, signals have the script's own handlers again."""
+    """`session` has ended. After the last one, signals have the script's own handlers again, if this is the main thread."""
     _sessions.discard(session)
     if not _sessions and threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:

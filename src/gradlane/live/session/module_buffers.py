@@ -45,7 +45,7 @@ Announce = Callable[[int, int], None]
 class Word(IntEnum):
     """What rank 0 says of its buffers at the start of a forward pass."""
 
-    REGULAR = 0  # it trains, and the regular broadcast has them
+    REGULAR = 0  # it trains or ends, and the regular broadcast has them
     AGAIN = 1  # it trains, and its script has changed one since the regular broadcast: it sends them once more
     TO_EVALUATE = 2  # it evaluates, and other ranks may too: it sends them once more
 

@@ -1,8 +1,9 @@
 """Patches of functions through which torch reads parameters in C++, past the guards of `guards.py`.
 
 TorchScript reads a module's parameters directly from its dictionary, and those that a scripted function
-is given without calling any torch function; so do functorch, which wraps them, and functions that copy
-a tensor or take over its memory. The patched functions first run deferred updates, see `before_leaving`.
+is given as they are. Functorch wraps parameters, and other functions copy a tensor or take over its
+memory. None of these calls a torch function. The patched ones first run deferred updates, see
+`before_leaving`.
 TorchScript would also compile the hooks of a module, and a session's cannot be compiled; they are taken
 off the module meanwhile. Compiled code must meet no guard and no gradient that stands for a sum, which
 the compiler would trace into; see `watch_compiled_code`.
