@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -115,6 +117,43 @@ def at_every_line(rank: int, world: int, backend: str) -> tuple[int, int, int, b
     ((model, optimizer),) = last
     mixed = sum(not any(_are_equal(values, of) for of in whole) for values in read if len(values) == len(whole[0]))
     return len(lines.lines), mixed, sum(deferred), _are_equal(_values(model, optimizer), whole[-1])
+
+
+def forked_after_a_failure(rank: int, world: int) -> tuple[int, str]:
+    """How many updates were deferred when the job failed, and what a read of the parameters ended in, in a forked child."""
+    torch.manual_seed(7)
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    policy = gradlane.policies.get("bytescheduler", **POLICIES["bytescheduler"])
+    with slow_network():
+        session = gradlane.attach(
+            model, optimizer, policy, backend="all-reduce", network=GIVEN, profile_iterations=1, timeout=20
+        )
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            x, y = Mlp.batch(generator)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        owed = len(session._parts.updates)
+        torch.distributed.barrier()
+        session.abort(RuntimeError("as a test asks for it"))
+        reads, writes = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                text = f"{sum(param.sum().item() for param in model.parameters())}"
+            except gradlane.errors.JobError as error:
+                text = str(error)
+            os.write(writes, text.encode())
+            os._exit(0)
+        os.close(writes)
+        with os.fdopen(reads) as answer:
+            told = answer.read()
+        os.waitpid(child, 0)
+        with contextlib.suppress(gradlane.errors.JobError):
+            session.close()
+    return owed, told
 
 
 def _are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:

@@ -16,3 +16,13 @@ def test_a_signal_handler_that_reads_everything_may_come_at_every_line(two_ranks
         assert mixed == 0
         assert deferred > 100
         assert equal
+
+
+def test_a_child_that_is_forked_after_the_job_has_failed_refuses_what_lacks_its_update():
+    ranks = Ranks(2)
+    try:
+        for owed, told in ranks.run("tests.live.interrupted:forked_after_a_failure"):
+            assert owed > 0
+            assert "lacks its update of the last step" in told
+    finally:
+        ranks.close()
