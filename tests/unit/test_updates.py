@@ -45,9 +45,19 @@ FAULTS = {
         "list(self._deferred)",
     ),
     "a thread does not wait for the optimizer that runs in another": (
-        "        if self._do.is_stepping(stepping):\n",
-        "        if False:\n",
+        "        elif stepping != threading.get_ident():\n",
+        "        elif False:\n",
     ),
+    "a thread waits for an optimizer that has raised": (
+        "        if not self._do.is_stepping(stepping):\n            self.abandon()\n        elif",
+        "        if",
+    ),
+    "updates of a step that has raised are made": (
+        "            del self._deferred[tracked]\n            tracked.step = None\n"
+        "        all_go_on(self._hidden, Event.ABANDON)\n",
+        "            pass\n",
+    ),
+    "gradients are not shown to a step behind one that has raised": ("        self._do.show(self._left)\n", ""),
     "what may have been read too early is forgotten": (
         "        early = set(unread)\n",
         "        early: set[Tracked] = set()\n",
@@ -56,12 +66,18 @@ FAULTS = {
         "                self._do.refuse(tracked, why)\n",
         "                pass\n",
     ),
-    "an update that was made stays deferred": ("            del self._deferred[tracked]\n", ""),
+    "an update that was made stays deferred": (
+        "            del self._deferred[tracked]\n            tracked.step = None\n        all_go_on(several, Event.UPDATE)\n",
+        "            tracked.step = None\n        all_go_on(several, Event.UPDATE)\n",
+    ),
     "whoever has waited does not look again whether an optimizer has begun to step": (
         "        self._until_step_is_over()  # an optimizer may have begun to step meanwhile, and hidden gradients\n",
         "",
     ),
-    "a hidden gradient is not shown again": ("        self._do.show(self._hidden)\n", ""),
+    "a hidden gradient is not shown again": (
+        "        self._do.show(self._hidden)\n        self._do.guard(self._hidden)\n",
+        "        self._do.guard(self._hidden)\n",
+    ),
 }
 
 

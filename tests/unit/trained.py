@@ -227,6 +227,7 @@ class Job:
             self._optimizers.append(Optimizer([param for param in self._params if self._rng.random() < 0.7]))
         self._fails_at = self._rng.randrange(1, 40) if self._rng.random() < 0.3 else -1
         self._signals = self._rng.random() < 0.5
+        self._raises = 0.2 if self._rng.random() < 0.2 else 0.0  # an optimizer, before it updates anything
 
     def run(self) -> None:
         """Run the job; raise whatever is wrong."""
@@ -263,7 +264,7 @@ class Job:
 
     def _train(self) -> None:
         try:
-            for _ in range(self._rng.choice((2, 3, 6))):
+            for _ in range(self._rng.choice((2, 4, 8))):
                 self._forward()
                 for session in self.sessions:
                     self._backward(session)
@@ -283,6 +284,10 @@ class Job:
                 raise WrongError(f"{param.tracked.name} is of step {param.value} in the end, expected {param.done}")
 
     def _forward(self) -> None:
+        for session in self.sessions:
+            with self.turn:
+                if session.updates.hides:
+                    session.updates.abandon()
         for param in self._rng.sample(self._params, len(self._params)):
             if self._rng.random() < 0.15:
                 continue  # something reads it that no guard sees, or nobody
@@ -327,6 +332,9 @@ class Job:
         for session in self.sessions:
             with self.turn:
                 self._split(session, optimizer)
+        if self._rng.random() < self._raises:  # the script catches the error
+            self.stepping = None
+            return
         for param in optimizer.params:
             if param.has_gradient:
                 optimizer.update(param, lambda: None)  # what a thread sees in the middle of it, it sees under DDP too
@@ -341,6 +349,9 @@ class Job:
 
     def _split(self, session: Session, optimizer: Optimizer) -> None:
         several = [param.tracked for param in optimizer.params if param.session is session]
+        if session.updates.hides:  # the last step has raised
+            session.updates.abandon()
+        session.updates.step_again()
         if any(each.step is not None and each.step.optimizer is optimizer for each in session.updates):
             session.updates.settle()
         session.updates.make(several)

@@ -215,6 +215,34 @@ class Counting(torch.optim.Optimizer):
                     param.add_(mean / (1 - 0.9**self.steps), alpha=-group["lr"])
 
 
+class Raising(torch.optim.SGD):
+    """Raises in some steps, before it updates anything."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.raises = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.raises:
+            raise ValueError("as the script's own check does")
+        return super().step(closure)
+
+
+@loop(optimizer=lambda model: Raising(model.parameters()), attach={"cross_barrier": True}, says=None)
+def a_step_that_raises_and_is_called_again_or_left_out(job: Job) -> None:
+    for step in range(STEPS + 6):
+        job.optimizer.zero_grad()
+        job.backward()
+        job.optimizer.raises = step in (5, 6, 8, 11)
+        try:
+            job.optimizer.step()
+        except ValueError:
+            job.optimizer.raises = False
+            if step in (6, 11):
+                job.optimizer.step()
+            job.see("after the error", job.model.layers[0].weight.sum())
+
+
 @loop(optimizer=lambda model: Counting(model.parameters()), attach={"cross_barrier": True}, says="verified 3 of 7 steps")
 def an_optimizer_that_counts_its_steps(job: Job) -> None:
     _train(job)

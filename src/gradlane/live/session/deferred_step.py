@@ -45,11 +45,13 @@ _RUNS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__
 _SETS_GRAD_MODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
 
 
-def is_stepping(frame: FrameType | None) -> bool:
-    """Whether `step()` of an optimizer runs in the stack of `frame`."""
+def is_stepping(frame: FrameType | None, besides: int = 0) -> bool:
+    """Whether `step()` of an optimizer runs in the stack of `frame`, besides so many inner ones."""
     while frame is not None:
         if frame.f_code is _RUNS_HOOKS:
-            return True
+            if not besides:
+                return True
+            besides -= 1
         frame = frame.f_back
     return False
 

@@ -142,6 +142,7 @@ class Iterations:
             self._forward_that_trains(watches=not whole and not parts.settled)
 
     def _forward_that_trains(self, watches: bool) -> None:
+        self._steps.go_on_after_an_error()
         if self.passes.sync and self.passes.counts_calls and self.parts.buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1)
         if self.trains_more is not None:

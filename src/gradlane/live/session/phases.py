@@ -66,7 +66,9 @@ class Event(IntEnum):
     """An optimizer steps, and its gradient is hidden from it."""
     UPDATE = 9
     """Its deferred update has been made."""
-    LOSE = 10
+    ABANDON = 10
+    """The optimizer that was to step, and from which its gradient was hidden, has raised."""
+    LOSE = 11
     """The job has failed, or the session is closed."""
 
 
@@ -141,6 +143,7 @@ TABLE: dict[Phase, Row] = {
     Phase.DEFERRED: {
         Event.READ: Phase.DEFERRED,  # the update is made first
         Event.UPDATE: Phase.CURRENT,
+        Event.ABANDON: Phase.AWAITED,
         Event.LOSE: Phase.LOST,
     },
     Phase.LOST: {},

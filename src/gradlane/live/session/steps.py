@@ -6,6 +6,7 @@ waits for all sums first, as DDP does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from gradlane.live.comm.turn import given_up, in_turn
 from gradlane.live.session import guards
 from gradlane.live.session.aliases import Aliases
 from gradlane.live.session.closures import closure_of, run_first
-from gradlane.live.session.deferred_step import DeferredStep, is_replaced, keeps_no_gradient, mode_of_step
+from gradlane.live.session.deferred_step import DeferredStep, is_replaced, is_stepping, keeps_no_gradient, mode_of_step
 from gradlane.live.session.hooks import is_last
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.parts import Parts
@@ -54,12 +55,20 @@ class Steps:
         self._ranked_as_held = False  # the planner takes this script for one that keeps the barrier, until aliases are gone
         self.runs_closure = False
 
+    def go_on_after_an_error(self) -> None:
+        """The script may have caught an error of an optimizer's step, and trains on."""
+        if self._updates.hides and not is_stepping(sys._getframe()):
+            self._updates.abandon()
+
     # -- before -------------------------------------------------------------------------------------
 
     @in_turn
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         """An optimizer is about to update, see `hooks.around_step`."""
         parts = self._parts
+        if self._updates.hides and not is_stepping(sys._getframe(), besides=1):
+            self._updates.abandon()
+        self._updates.step_again()
         with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
             instead = run_first(optimizer, args, kwargs)
         parts.failures.check()

@@ -122,8 +122,14 @@ class Updates(Generic[OneStep]):
         self._turn, self._do = turn, actions
         self._deferred: dict[Tracked, None] = {}  # in the order in which they were deferred
         self._hidden: list[Tracked] = []
+        self._left: list[Tracked] = []  # were hidden from an optimizer that has raised; the script may have cleared them since
         self._steps_in: int | None = None  # the thread in which an optimizer runs from which gradients are hidden
         self.in_backward = False
+
+    @property
+    def hides(self) -> bool:
+        """Whether gradients are hidden from an optimizer, which steps or has raised."""
+        return self._steps_in is not None
 
     def __len__(self) -> int:
         return len(self._deferred)
@@ -144,6 +150,7 @@ class Updates(Generic[OneStep]):
         all_go_on(early, Event.BEGIN_UNREAD)
         all_go_on((tracked for tracked in every if tracked not in early) if early else every, Event.BEGIN)
         self.in_backward = True
+        self._left.clear()
 
     def end(self, every: Iterable[Tracked]) -> None:
         """The backward pass is over. Every gradient has been sent, or is absent."""
@@ -183,11 +190,29 @@ class Updates(Generic[OneStep]):
         self._steps_in = None
         self._do.look_at_waits()
 
+    def abandon(self) -> None:
+        """The optimizer from which gradients are hidden has raised: the updates that it has left out are not made."""
+        for tracked in self._hidden:
+            del self._deferred[tracked]
+            tracked.step = None
+        all_go_on(self._hidden, Event.ABANDON)
+        self._left = self._hidden.copy()
+        self._hidden.clear()
+        self._steps_in = None
+        self._do.look_at_waits()
+
+    def step_again(self) -> None:
+        """An optimizer steps, perhaps behind one that has raised: put the gradients back that were hidden from that."""
+        self._do.show(self._left)
+        self._left.clear()
+
     def _until_step_is_over(self) -> None:
         stepping = self._steps_in
-        if stepping is None or stepping == threading.get_ident():
+        if stepping is None:
             return
-        if self._do.is_stepping(stepping):
+        if not self._do.is_stepping(stepping):
+            self.abandon()
+        elif stepping != threading.get_ident():
             self._do.wait_until(
                 lambda: self._steps_in != stepping or not self._do.is_stepping(stepping),  # it may end by an exception
                 "the optimizer, which steps in another thread",
@@ -262,6 +287,7 @@ class Updates(Generic[OneStep]):
         """
         with self._turn:
             self._hidden.clear()
+            self._left.clear()
             self._steps_in = None
             self._deferred.clear()
             self.in_backward = False
