@@ -326,6 +326,30 @@ def outputs_that_are_changed(rank: int, world: int) -> list[str]:
         return differences(reference, train(_wrap))
 
 
+def converted_after_it_was_wrapped(rank: int, world: int) -> tuple[list[str], list[str]]:
+    """What differs, and what was logged, where the model gets another dtype behind its wrapper: torch's class sums no more."""
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator = Mlp(), torch.Generator().manual_seed(1000 + rank)
+        wrapper = wrap(model)
+        model.double()
+        optimizer = momentum(model)
+        for _ in range(6):
+            x, y = model.batch(generator)
+            optimizer.zero_grad()
+            F.cross_entropy(wrapper(x.double()), y).backward()
+            optimizer.step()
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            _close(wrapper)
+        return bits(model, None)
+
+    reference = train(TorchDDP)
+    with log_lines() as lines, slow_network():
+        found = train(_wrap)
+    return differences(reference, found), lines
+
+
 class Shifted(nn.Module):
     """A layer and a buffer, which each rank makes with other values."""
 

@@ -96,6 +96,12 @@ def test_a_backward_pass_that_torchs_class_would_not_sum_is_not_summed_and_one_l
     assert [text.endswith("equal to DDP bit for bit") for text in verified] == [True] * verify
 
 
+def test_a_model_that_is_converted_behind_its_wrapper_stays_torchs_and_one_line_says_so(two_ranks):
+    (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:converted_after_it_was_wrapped")
+    assert differs == others == lines == []
+    assert "was torch.float32 when the model was wrapped and is torch.float64 now" in line
+
+
 def test_outputs_are_the_scripts_own_where_torchs_class_gives_clones(two_ranks):
     for differs in two_ranks.run("tests.live.ddp:outputs_that_are_changed"):
         assert differs == []

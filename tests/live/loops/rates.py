@@ -198,6 +198,18 @@ def an_optimizer_with_several_bases(job: Job) -> None:
     job.see("steps", torch.tensor([state["steps"] for state in job.optimizer.state.values()]))
 
 
+def _with_tensors(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01, betas=(torch.tensor(0.9), torch.tensor(0.99)), foreach=False)
+
+
+@loop(optimizer=_with_tensors)
+def betas_that_are_tensors_changed_in_place(job: Job) -> None:
+    first, _ = job.optimizer.param_groups[0]["betas"]
+    for _ in range(STEPS):
+        job.step()
+        first.mul_(0.98)
+
+
 @loop(attach={"cross_barrier": False}, defers=False)
 def the_barrier_kept_on_request(job: Job) -> None:
     for _ in range(STEPS):

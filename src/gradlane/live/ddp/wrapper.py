@@ -163,6 +163,7 @@ class DistributedDataParallel(TorchDDP):
     _evaluations: int
     _frozen: dict[str, nn.Parameter]  # when the model was wrapped
     _tells_of_frozen: bool
+    _dtypes: dict[str, torch.dtype]  # of parameters when the model was wrapped; empty once a session has summed
     reducer: Any
     logger: Any
     module: nn.Module
@@ -173,7 +174,7 @@ class DistributedDataParallel(TorchDDP):
         use_console()
         self._begin_as_torchs()
         super().__init__(module, *args, **kwargs)
-        self._frozen = frozen_in(module)
+        self._note_parameters()
         self._share_with_others()
         for name in _FOR_OTHERS:
             if kwargs.get(name) is not None and not self._kept_by_torch:
@@ -184,8 +185,13 @@ class DistributedDataParallel(TorchDDP):
     def _begin_as_torchs(self) -> None:
         # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
         self.__dict__.update(
-            _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0, _frozen={}, _tells_of_frozen=True
-        )
+            _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0, _frozen={}, _tells_of_frozen=True,
+            _dtypes={},
+        )  # fmt: skip
+
+    def _note_parameters(self) -> None:
+        self._frozen = frozen_in(self.module)
+        self._dtypes = {name: param.dtype for name, param in self.module.named_parameters()}
 
     @property
     def session(self) -> Session | None:
@@ -241,6 +247,14 @@ class DistributedDataParallel(TorchDDP):
         if self._join_config.enable:
             self._keep_torchs("join() lets ranks run out of inputs one by one, which torch's class is made for")
             return
+        now = {name: param.dtype for name, param in self.module.named_parameters()}
+        converted = next((name for name, dtype in self._dtypes.items() if now.get(name, dtype) is not dtype), None)
+        if converted is not None:
+            self._keep_torchs(
+                f"{converted} was {self._dtypes[converted]} when the model was wrapped and is {now[converted]} now. That takes "
+                "torch's hooks off, so ranks drift apart; wrap the model after that"
+            )
+            return
         options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
         policy = options.pop("policy", None)
         wrapped = Wrapped(self.require_forward_param_sync, self._left_out, self.find_unused_parameters)
@@ -254,7 +268,7 @@ class DistributedDataParallel(TorchDDP):
             self._kept_by_torch = "one rank trains alone"  # as everybody knows
             return
         session.sync = self._syncs
-        self._session = session
+        self._session, self._dtypes = session, {}
         _of_wrappers.add(session)
         weakref.finalize(self, _abandon, session).atexit = False
         # a reducer keeps buckets, which take as much memory as the gradients, and refers to parameters
@@ -448,5 +462,5 @@ class DistributedDataParallel(TorchDDP):
         """As torch's, for a copy."""
         self._begin_as_torchs()
         super().__setstate__(state)
-        self._frozen = frozen_in(self.module)
+        self._note_parameters()
         tell_of_steps(self)

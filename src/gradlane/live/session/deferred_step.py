@@ -281,6 +281,8 @@ def _snapshot(values: dict[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
             found[key] = value.clone()  # a learning rate that is a tensor is changed in place
+        elif type(value) is tuple:  # and so may those in `betas` be
+            found[key] = tuple(each.clone() if type(each) is torch.Tensor else each for each in value)
         elif isinstance(value, (list, dict)) and key not in ("state", "params"):
             found[key] = copy.copy(value)
     return found
