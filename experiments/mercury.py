@@ -5,6 +5,7 @@ Fig. 17 is in `mercury_packets.py`, Figs. 18 to 21 in `mercury_baselines.py`.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -149,13 +150,18 @@ def figure_11(model: str) -> dict[str, list[float]]:
     return curves
 
 
+def _alone_with_a_server(profile: Profile, rate: int) -> Case:
+    return Case(profile, Cluster.homogeneous(1, 1, rate))
+
+
 def _figure_12() -> list[Row]:
     found = []
     reductions: dict[str, list[float]] = {label: [] for label, *_ in EQUATIONS}
     for model in BATCHES:
         target = 0.9 if model == "bert-base" else 0.99
         profile = profile_of(model)
-        (mercury,) = needed_rates(catalog.get("mercury"), lambda rate: Case(profile, Cluster.homogeneous(1, 1, rate)), [target])
+        at = partial(_alone_with_a_server, profile)
+        (mercury,) = needed_rates(catalog.get("mercury"), at, [target])
         if mercury.bytes_per_second is None:
             continue
         rates = [mercury.bytes_per_second]
