@@ -59,7 +59,7 @@ PHASES: dict[str, Call] = {
     "groups": Call(NewGroups, "make"),
     "servers": Call(Node, "join"),
     "first copy": Call(attach, "copy_from"),
-    "measuring": Call(probe, "_slowest", 3),
+    "measuring": Call(probe, "slowest_of", 3),
     "first plan": Call(Driver, "take_up"),
     "early iteration": Call(Driver, "ready", 8),
     "first decision": Call(Planner, "decide"),
