@@ -228,7 +228,12 @@ class Raising(torch.optim.SGD):
         return super().step(closure)
 
 
-@loop(optimizer=lambda model: Raising(model.parameters()), attach={"cross_barrier": True}, says=None)
+def _raising(model: nn.Module) -> torch.optim.Optimizer:
+    momentum(model)  # once there is one, torch runs hooks in `SGD.step` too
+    return Raising(model.parameters())
+
+
+@loop(optimizer=_raising, attach={"cross_barrier": True}, says=None)
 def a_step_that_raises_and_is_called_again_or_left_out(job: Job) -> None:
     for step in range(STEPS + 6):
         job.optimizer.zero_grad()

@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import operator
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -43,6 +44,20 @@ PER_PARAMETER: frozenset[type] = frozenset(
 # what torch wraps `step` in; a script's own wrapper, which may do anything, has other code
 _RUNS_HOOKS = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
 _SETS_GRAD_MODE = _use_grad_for_differentiable(lambda optimizer: None).__code__
+
+
+def is_inside_its_own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step()` of `optimizer` was called by its own `step()`; asked from a hook of the inner call.
+
+    Torch wraps the `step` of each class, so that hooks run once more in `super().step()`.
+    """
+    if own_class(optimizer) in PER_PARAMETER:
+        return False
+    calls, frame = 0, cast(FrameType | None, sys._getframe())
+    while frame is not None and calls < 2:
+        calls += frame.f_code is _RUNS_HOOKS and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return calls == 2
 
 
 def is_stepping(frame: FrameType | None, besides: int = 0) -> bool:

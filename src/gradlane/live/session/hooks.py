@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from gradlane.live.session.deferred_step import is_inside_its_own_step
 from gradlane.live.session.guards import attributes_of
 from gradlane.live.torch_versions import is_exporting
 
@@ -69,8 +70,7 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
     Returns:
         A handle whose `remove()` ends both.
     """
-    # the graph of a compiled step breaks at both calls
-    outside, after = torch.compiler.disable(before), torch.compiler.disable(after)  # type: ignore[no-untyped-call]
+    outside, after = _outermost(before), _outermost(after)
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
         return outside(optimizer, args, kwargs, torch.compiler.is_compiling())
@@ -98,6 +98,15 @@ def around_step(optimizer: torch.optim.Optimizer, before: Callable[..., Any], af
 
     optimizer.register_step_pre_hook = register_step_pre_hook  # type: ignore[method-assign]
     return _Handles(remove)
+
+
+def _outermost(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """`hook`, but not for a step that the optimizer's own `step()` calls. The graph of a compiled step breaks at it."""
+
+    def called(optimizer: Any, *rest: Any) -> Any:
+        return None if is_inside_its_own_step(optimizer) else hook(optimizer, *rest)
+
+    return torch.compiler.disable(called)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def is_last(optimizer: torch.optim.Optimizer) -> bool:
