@@ -150,6 +150,15 @@ def trained_on_after_close(wrapper: Any, model: Any, generator: torch.Generator)
     return getattr(wrapper, "session", None) is None
 
 
+def converted_after_it_was_wrapped(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """Torch's class sums no more."""
+    model.double()
+    optimizer = momentum(model)
+    for _ in range(6):
+        _step(lambda x: wrapper(x.double()), model, optimizer, generator)
+    return getattr(wrapper, "session", None) is None
+
+
 def buckets_as_gradients(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     """Gradients are never set to None, so that torch's buckets stay in `.grad`."""
     optimizer = momentum(model)
@@ -240,6 +249,7 @@ LOOPS = {
         validated_with_the_module_alone_back_in_training,
         trained_in_evaluation_mode,
         trained_on_after_close,
+        converted_after_it_was_wrapped,
         buckets_as_gradients,
         synchronized_by_attribute,
         sums_asked_of_the_reducer,
@@ -312,11 +322,8 @@ def outputs_that_are_changed(rank: int, world: int) -> list[str]:
         model, generator, kept = Remembering(), torch.Generator().manual_seed(1000 + rank), []
         wrapper, optimizer = wrap(model, find_unused_parameters=True), momentum(model)
         for _ in range(8):
-            x, y = model.batch(generator)
-            optimizer.zero_grad()
-            F.cross_entropy(wrapper(x)["probabilities"].mul_(3.0), y).backward()
+            _step(lambda x: wrapper(x)["probabilities"].mul_(3.0), model, optimizer, generator)
             kept.append(model.last.detach().clone())
-            optimizer.step()
         if isinstance(wrapper, gradlane.DistributedDataParallel):
             _close(wrapper)
         return bits(model, None) | {f"kept {step}": values for step, values in enumerate(kept)}
@@ -324,30 +331,6 @@ def outputs_that_are_changed(rank: int, world: int) -> list[str]:
     reference = train(TorchDDP)
     with slow_network():
         return differences(reference, train(_wrap))
-
-
-def converted_after_it_was_wrapped(rank: int, world: int) -> tuple[list[str], list[str]]:
-    """What differs, and what was logged, where the model gets another dtype behind its wrapper: torch's class sums no more."""
-
-    def train(wrap: Callable[..., Any]) -> Any:
-        torch.manual_seed(7)
-        model, generator = Mlp(), torch.Generator().manual_seed(1000 + rank)
-        wrapper = wrap(model)
-        model.double()
-        optimizer = momentum(model)
-        for _ in range(6):
-            x, y = model.batch(generator)
-            optimizer.zero_grad()
-            F.cross_entropy(wrapper(x.double()), y).backward()
-            optimizer.step()
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            _close(wrapper)
-        return bits(model, None)
-
-    reference = train(TorchDDP)
-    with log_lines() as lines, slow_network():
-        found = train(_wrap)
-    return differences(reference, found), lines
 
 
 class Shifted(nn.Module):

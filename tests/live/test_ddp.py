@@ -45,6 +45,7 @@ SAYS = {
     "joins": "join() lets ranks run out",
     "joins_as_one_of_several": "join() lets ranks run out",
     "trained_on_after_close": "the session was closed",
+    "converted_after_it_was_wrapped": "was torch.float32 when the model was wrapped and is torch.float64 now",
     "trained_in_evaluation_mode": "the model is in evaluation mode",
     "a_hook_of_the_scripts": "a communication hook takes its buckets",
     "a_hook_after_some_steps": "a communication hook takes its buckets",
@@ -96,8 +97,8 @@ def test_a_backward_pass_that_torchs_class_would_not_sum_is_not_summed_and_one_l
     assert [text.endswith("equal to DDP bit for bit") for text in verified] == [True] * verify
 
 
-def test_a_model_that_is_converted_behind_its_wrapper_stays_torchs_and_one_line_says_so(two_ranks):
-    (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:converted_after_it_was_wrapped")
+def test_a_model_that_is_converted_behind_its_wrapper_has_one_line_of_rank_0_alone(two_ranks):
+    (differs, _, (line,)), (others, _, lines) = two_ranks.run("tests.live.ddp:compare", name="converted_after_it_was_wrapped")
     assert differs == others == lines == []
     assert "was torch.float32 when the model was wrapped and is torch.float64 now" in line
 

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import functools
 import operator
-import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -26,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from gradlane.live.session.guards import attributes_of, own_class
 from gradlane.live.session.numerics import Numerics
-from gradlane.live.session.script_lines import TORCH
+from gradlane.live.session.script_lines import TORCH, is_inside_itself
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
 # takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
@@ -51,13 +50,7 @@ def is_inside_its_own_step(optimizer: torch.optim.Optimizer) -> bool:
 
     Torch wraps the `step` of each class, so that hooks run once more in `super().step()`.
     """
-    if own_class(optimizer) in PER_PARAMETER:
-        return False
-    calls, frame = 0, cast(FrameType | None, sys._getframe())
-    while frame is not None and calls < 2:
-        calls += frame.f_code is _RUNS_HOOKS and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return calls == 2
+    return own_class(optimizer) not in PER_PARAMETER and is_inside_itself(_RUNS_HOOKS, optimizer)
 
 
 def is_stepping(frame: FrameType | None, besides: int = 0) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from gradlane.live.session.deferred_step import is_inside_its_own_step
 from gradlane.live.session.guards import attributes_of
+from gradlane.live.session.script_lines import is_inside_itself
 from gradlane.live.torch_versions import is_exporting
 
 
@@ -126,11 +125,7 @@ _CALLED = torch.nn.Module._wrapped_call_impl.__code__  # `Module.__call__`, also
 
 def is_called_inside_itself(module: torch.nn.Module) -> bool:
     """Whether a call of `module` runs on this thread inside of another call of it; asked from a hook of the inner one."""
-    calls, frame = 0, cast(FrameType | None, sys._getframe())
-    while frame is not None and calls < 2:
-        calls += frame.f_code is _CALLED and frame.f_locals.get("self") is module
-        frame = frame.f_back
-    return calls == 2
+    return is_inside_itself(_CALLED, module)
 
 
 def is_traced() -> bool:

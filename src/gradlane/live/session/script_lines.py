@@ -6,7 +6,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
+from typing import cast
 
 import torch
 
@@ -48,6 +49,15 @@ def reader(of: str) -> str:
         if path.startswith(TORCH) and not (path.startswith(_COMPILER) or name.startswith(("_", "<")) or name in _WRAPPERS):
             called = f" ({name})"  # the outermost is what the script calls
     return f"torch reads {of}{called}"
+
+
+def is_inside_itself(code: CodeType, of: object) -> bool:
+    """Whether a call of `code` with `of` as its `self` runs on this thread inside of another such call."""
+    calls, frame = 0, cast(FrameType | None, sys._getframe())
+    while frame is not None and calls < 2:
+        calls += frame.f_code is code and frame.f_locals.get("self") is of
+        frame = frame.f_back
+    return calls == 2
 
 
 def _for_script(frame: FrameType) -> str:
