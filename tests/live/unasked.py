@@ -41,4 +41,4 @@ UNASKED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "to_dlpack": lambda param: torch.from_dlpack(torch.to_dlpack(param.detach())).clone(),
     "jvp": lambda param: torch.func.jvp(torch.sin, (param,), (param,))[1],
 }
-"""By the name of a function; "scatter" is a collective, in which all ranks take part."""
+"""By the name of a function. All ranks have to call "scatter"."""

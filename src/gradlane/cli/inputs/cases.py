@@ -243,7 +243,7 @@ def need_no_place(given: dict[str, Any]) -> None:
     """Refuse options of `place_options` beside a network's file, which describes the whole place.
 
     Args:
-        given: the command's keywords, of which those that are empty were not given.
+        given: the command's keywords; an empty one stands for an option that was not given.
 
     Raises:
         InputError: an option is given; the message names the first.

@@ -17,7 +17,7 @@ from statistics import median
 
 WINDOW = 5  # steps of one report
 # A rank is named after 5 steps and 2 s if it was busy for twice as long as the others in every step. It
-# is also named after 20 steps and 10 s in which it took a quarter longer in four steps of five. On a
+# is also named if it took a quarter longer in four steps of five, for 20 steps and 10 s. On a
 # machine that others use, a process has no processor for a second now and then. Times that vary by 30 %
 # on each rank by itself are no straggler (tests/live/test_stragglers.py).
 _CLEARLY, _SLIGHTLY = 1 / 2, 1 / 5  # of the rank's busy time, by which it exceeds the others'

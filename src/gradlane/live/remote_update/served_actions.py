@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gradlane.live.remote_update.iterations import ServedIterations
 
 
-_LOOK_S = 0.5  # after which a wait for another thread looks whether the job has failed, of which nobody tells it
+_LOOK_S = 0.5  # between two looks whether the job has failed: nobody wakes a wait for another thread then
 
 
 class ServedStep:

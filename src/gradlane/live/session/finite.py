@@ -1,7 +1,7 @@
 """FiniteCheck: ends the job before an update with a gradient that is infinite or NaN, and names where it came from.
 
-Each gradient is checked in the memory in which it will be summed, where its rank is known. On the CPU that is
-one sum over memory that was just written. On a device the copy in CPU memory is checked, which costs the device
+Each rank checks its gradients before they are summed, in the same memory. On the CPU that is one sum over
+memory that was just written. On a device the copy in CPU memory is checked, which costs the device
 nothing. A slot that is not finite gets NaN for its presence element (`gradient_buffers.py`). That travels with
 the data, so that all ranks stop at the same update. Rank 0 hears of it over the control channel, and tells all
 ranks the first that it heard of in an iteration.

@@ -325,7 +325,7 @@ def unwatch(several: Iterable[Tracked]) -> None:
     for tracked in several:
         param: Any = tracked.param
         if id(param) in _watched:
-            _give_class_back(param)  # first: whoever finds a guard finds its entry too
+            _give_class_back(param)  # before its entry goes: a thread that meets the guard looks for the entry
             del _watched[id(param)]
 
 

@@ -67,7 +67,7 @@ class Event(IntEnum):
     UPDATE = 9
     """Its deferred update has been made."""
     ABANDON = 10
-    """The optimizer that was to step, and from which its gradient was hidden, has raised."""
+    """The optimizer has raised in the `step()` that was to defer its update."""
     LOSE = 11
     """The job has failed, or the session is closed."""
 

@@ -191,7 +191,7 @@ class Updates(Generic[OneStep]):
         self._do.look_at_waits()
 
     def abandon(self) -> None:
-        """The optimizer from which gradients are hidden has raised: the updates that it has left out are not made."""
+        """An optimizer has raised in its `step()`: drop the updates that this call was to defer."""
         for tracked in self._hidden:
             del self._deferred[tracked]
             tracked.step = None

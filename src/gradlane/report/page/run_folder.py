@@ -166,7 +166,7 @@ class _Run:
         )
 
     def _by_rank(self, name: str) -> Iterator[Path]:
-        """The files of all ranks, of which rank 0 has one."""
+        """One file for each rank. That of rank 0 has to be there."""
         found = (self._folder / f"{name}-rank{rank}.json" for rank in itertools.count())
         yield next(found)
         yield from itertools.takewhile(Path.exists, found)
