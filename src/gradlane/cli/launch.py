@@ -49,7 +49,7 @@ _ABOUT = (
 )
 _MORE = """\
 torchrun options:
-  Every option of torchrun may stand before SCRIPT and is handed to it as it is:
+  Every option of torchrun but -m, --no-python and --run-path may stand before SCRIPT and is handed to it as it is:
   --nnodes, --node-rank, --rdzv-endpoint, --master-addr, --log-dir, ... (torchrun --help)
 
 examples:

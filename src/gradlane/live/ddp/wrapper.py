@@ -30,7 +30,7 @@ from gradlane.live.ddp.optimizers import tell_of_steps
 from gradlane.live.ddp.reducer import Reducer
 from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.idle import IdleSession
-from gradlane.live.session.ignored import frozen_in, ignored_in, summed_parameters
+from gradlane.live.session.ignored import ignored_beside, ignored_in, summed_parameters
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import Wrapped, attach_from
 from gradlane.live.startup.lifecycle import session_of, sharing_with
@@ -50,7 +50,8 @@ def _abandon(session: Session) -> None:
 
 
 _POST_FORWARD = distributed._BufferCommHookLocation.POST_FORWARD
-_OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs", "_evaluations")  # attributes that no copy gets
+_OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs", "_evaluations", "_reduced", "_frozen", "_known")
+"""Attributes that no copy gets."""
 _MANY_EVALUATIONS = 20
 """Forward passes in evaluation mode, with gradients and after a step, after which a script is taken to train so."""
 
@@ -133,7 +134,7 @@ class DistributedDataParallel(TorchDDP):
     that steps for the first time later is taken in before the next forward pass, and so are
     parameters that were frozen then. Torch sums the gradients before, and also afterwards where gradlane
     refuses the model; then one line says why. A parameter that is frozen when the model is wrapped and
-    trained later is summed by neither, since torch's class never does; one line says so.
+    trained later, or put into the model later, is summed by neither, since torch's class never does; one line says so.
 
     As for torch's class, only a backward pass after a call of this object is summed: not a second one through the same
     graph, nor one after a call of the module inside. One line says so.
@@ -161,9 +162,11 @@ class DistributedDataParallel(TorchDDP):
     _kept_by_torch: str  # why, or ""
     _syncs: bool
     _evaluations: int
-    _frozen: dict[str, nn.Parameter]  # when the model was wrapped
+    _reduced: tuple[Any, ...]  # what torch's reducer was made of when the model was wrapped, parameters first
+    _known: list[nn.Parameter]  # of the model when it was wrapped
+    _frozen: list[nn.Parameter]  # of those, which required no gradients
     _tells_of_frozen: bool
-    _dtypes: dict[str, torch.dtype]  # of parameters when the model was wrapped; empty once a session has summed
+    _dtypes: dict[nn.Parameter, torch.dtype]  # when the model was wrapped; empty once a session has summed
     reducer: Any
     logger: Any
     module: nn.Module
@@ -185,13 +188,14 @@ class DistributedDataParallel(TorchDDP):
     def _begin_as_torchs(self) -> None:
         # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
         self.__dict__.update(
-            _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0, _frozen={}, _tells_of_frozen=True,
-            _dtypes={},
+            _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0,
+            _reduced=((),), _known=[], _frozen=[], _tells_of_frozen=True, _dtypes={},
         )  # fmt: skip
 
     def _note_parameters(self) -> None:
-        self._frozen = frozen_in(self.module)
-        self._dtypes = {name: param.dtype for name, param in self.module.named_parameters()}
+        self._known = list(self.module.parameters())
+        self._frozen = [param for param in self._known if not param.requires_grad]
+        self._dtypes = {param: param.dtype for param in self._known}
 
     @property
     def session(self) -> Session | None:
@@ -247,14 +251,15 @@ class DistributedDataParallel(TorchDDP):
         if self._join_config.enable:
             self._keep_torchs("join() lets ranks run out of inputs one by one, which torch's class is made for")
             return
-        now = {name: param.dtype for name, param in self.module.named_parameters()}
-        converted = next((name for name, dtype in self._dtypes.items() if now.get(name, dtype) is not dtype), None)
-        if converted is not None:
-            self._keep_torchs(
-                f"{converted} was {self._dtypes[converted]} when the model was wrapped and is {now[converted]} now. That takes "
-                "torch's hooks off, so ranks drift apart; wrap the model after that"
-            )
-            return
+        for name, param in self.module.named_parameters():
+            before = self._dtypes.get(param, param.dtype)
+            if before is not param.dtype:
+                self._keep_torchs(
+                    f"{name} was {before} when the model was wrapped and is {param.dtype} now. That takes torch's hooks off, "
+                    "so ranks drift apart; wrap the model after that"
+                )
+                return
+        self._tell_of_what_was_added()
         options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
         policy = options.pop("policy", None)
         wrapped = Wrapped(self.require_forward_param_sync, self._left_out, self.find_unused_parameters)
@@ -299,7 +304,7 @@ class DistributedDataParallel(TorchDDP):
     @property
     def _left_out(self) -> frozenset[str]:
         """Names of the tensors that torch's class leaves to each rank."""
-        return frozenset(self.parameters_to_ignore).union(self._frozen)
+        return ignored_beside(self.module, self._reduced[0], self.parameters_to_ignore)
 
     @property
     def _summed(self) -> list[tuple[str, nn.Parameter]]:
@@ -334,27 +339,28 @@ class DistributedDataParallel(TorchDDP):
             raise JobError("the job has failed; torch's DistributedDataParallel cannot go on with what was partly summed")
         session.close()
         self._session = None
-        torchs: Any = super()  # what its __setstate__ does
         with self._trained_as_when_wrapped():
-            parameters, expect_sparse = torchs._build_params_for_reducer()
-            names = torchs._build_debug_param_to_name_mapping(parameters)
-            torchs._ddp_init_helper(parameters, expect_sparse, names, self.static_graph)
+            super()._ddp_init_helper(*self._reduced)
         if self.static_graph:
             self.reducer._set_static_graph()
             self.logger._set_static_graph()
 
     @contextlib.contextmanager
     def _trained_as_when_wrapped(self) -> Iterator[None]:
-        """Those parameters require gradients that did when the model was wrapped: a reducer sums no others."""
-        frozen = {id(param) for param in self._frozen.values()}
-        now = [(param, param.requires_grad) for param in self.module.parameters()]
+        """All parameters of torch's reducer require gradients, which it asks of them when it is made."""
+        frozen = [param for param in self._reduced[0] if not param.requires_grad]
         try:
-            for param, _ in now:
-                param.requires_grad_(id(param) not in frozen)
+            for param in frozen:
+                param.requires_grad_(True)
             yield
         finally:
-            for param, required in now:
-                param.requires_grad_(required)
+            for param in frozen:
+                param.requires_grad_(False)
+
+    def _ddp_init_helper(self, parameters: list[nn.Parameter], *args: Any) -> None:
+        """As torch's, which makes the reducer: it sums the gradients of `parameters`, and never others."""
+        self._reduced = (parameters, *args)
+        super()._ddp_init_helper(parameters, *args)
 
     # -- what scripts call -------------------------------------------------------------------------
 
@@ -388,14 +394,24 @@ class DistributedDataParallel(TorchDDP):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _tell_of_what_is_trained_too(self) -> None:
-        if self._tells_of_frozen:
-            name = next((name for name, param in self._frozen.items() if param.requires_grad), None)
+        if self._tells_of_frozen and any(param.requires_grad for param in self._frozen):
+            self._tells_of_frozen = False
+            trained = {id(param) for param in self._frozen if param.requires_grad}
+            name = next((name for name, param in self.module.named_parameters() if id(param) in trained), None)
             if name is not None:
-                self._tells_of_frozen = False
-                self._tell(
-                    f"{name} was frozen when the model was wrapped and is trained now: its gradient is not summed, as under "
-                    "torch's class, so ranks drift apart; wrap the model again after that"
-                )
+                self._tell_not_summed(f"{name} was frozen when the model was wrapped and is trained now")
+
+    def _tell_of_what_was_added(self) -> None:
+        known = set(map(id, self._known))
+        for name, param in self.module.named_parameters():
+            if param.requires_grad and id(param) not in known:
+                self._tell_not_summed(f"{name} was put into the model after it was wrapped")
+                return
+
+    def _tell_not_summed(self, why: str) -> None:
+        self._tell(
+            f"{why}: its gradient is not summed, as under torch's class, so ranks drift apart; wrap the model again after that"
+        )
 
     def _inside_ddp_forward(self) -> Any:
         """As torch's, which tells the compiler by way of a class that `replace_ddp` may have replaced."""

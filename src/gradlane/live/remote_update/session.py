@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gradlane.core.plan import Plan
 from gradlane.live.remote_update.iterations import ServedIterations
 from gradlane.live.remote_update.values import Values
@@ -47,6 +49,11 @@ class ServedSession:
     def failed(self) -> bool:
         """Whether the job has failed, on this rank or another."""
         return self._iterations.failed
+
+    @property
+    def summed(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names and parameters of the model: the gradients of all that are trained are summed."""
+        return list(self.model.named_parameters())
 
     @property
     def closed(self) -> bool:

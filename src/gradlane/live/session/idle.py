@@ -36,6 +36,7 @@ class IdleSession:
     tuning = crosses_barrier = failed = has_other_buffers = False
     tuned = auto = trains_more = None
     optimizers: Sequence[torch.optim.Optimizer] = ()
+    summed: Sequence[tuple[str, torch.nn.Parameter]] = ()
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model

@@ -6,7 +6,7 @@ as torch's class does, in all versions of PyTorch that gradlane supports.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 
 import torch
 
@@ -26,17 +26,20 @@ def summed_parameters(model: torch.nn.Module, ignored: Container[str]) -> list[t
     return [(name, param) for name, param in model.named_parameters() if id(param) in summed]
 
 
-def frozen_in(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The frozen parameters of `model` by name. One of `model` itself is there under both of its names, "p" and ".p".
+def ignored_beside(model: torch.nn.Module, summed: Iterable[torch.nn.Parameter], ignored: Collection[str]) -> frozenset[str]:
+    """What is ignored where torch's class sums the gradients of `summed` and no others, whatever they are called now.
 
-    Torch's class looks for frozen parameters once, when it wraps a model, and never sums their gradients.
+    Args:
+        model: as it is now.
+        summed: what was trained when torch's class wrapped the model: it looks for parameters once.
+        ignored: names that torch's class was given then. They still hold for buffers, which it looks for in each forward pass.
+
+    Returns:
+        Names of parameters and buffers. A parameter of `model` itself is there under both of its names, "p" and ".p".
     """
-    frozen = {}
-    for name, param in _named_by_torchs_class(model):
-        if not param.requires_grad:
-            frozen[name.removeprefix(".")] = param
-            frozen[name] = param
-    return frozen
+    ids = {id(param) for param in summed}
+    names = {form: param for name, param in _named_by_torchs_class(model) for form in (name, name.removeprefix("."))}
+    return frozenset(ignored).difference(names).union(name for name, param in names.items() if id(param) not in ids)
 
 
 def _named_by_torchs_class(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

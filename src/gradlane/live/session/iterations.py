@@ -329,6 +329,11 @@ class Iterations:
         self._updates.settle()
 
     @property
+    def summed(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names and parameters of the model whose gradients are summed wherever they are trained."""
+        return [*self.parts.job.params, *self._frozen]
+
+    @property
     def trains_more(self) -> str | None:
         """The name of a parameter that was frozen at attach and is trained now; None if there is none."""
         return next((name for name, param in self._frozen if param.requires_grad), None)

@@ -334,6 +334,11 @@ class Session:
         return self._passes.closed
 
     @property
+    def summed(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names, at attach, and parameters of the model whose gradients are summed wherever they are trained."""
+        return self._iterations.summed
+
+    @property
     def trains_more(self) -> str | None:
         """The name of a parameter that was frozen at attach and is trained now; None if there is none."""
         return self._iterations.trains_more

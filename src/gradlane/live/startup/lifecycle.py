@@ -9,13 +9,12 @@ import multiprocessing.util
 import os
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from gradlane.live.backends import calls
-from gradlane.live.session.ignored import ignored_in, summed_parameters
 
 
 class AttachedSession(Protocol):
@@ -28,6 +27,9 @@ class AttachedSession(Protocol):
 
     @property
     def failed(self) -> bool: ...
+
+    @property
+    def summed(self) -> Sequence[tuple[str, torch.nn.Parameter]]: ...
 
     def abort(self, error: BaseException) -> None: ...
 
@@ -56,7 +58,7 @@ def sharing_with(model: torch.nn.Module, trained: Iterable[torch.nn.Parameter]) 
     for session in list(_sessions.values()):
         if session.model is model or session.closed:
             continue
-        for name, param in summed_parameters(session.model, ignored_in(session.model)):
+        for name, param in session.summed:
             if id(param) in ids:
                 return session, name
     return None

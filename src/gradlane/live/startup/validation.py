@@ -99,8 +99,8 @@ def trained_parameters(model: torch.nn.Module, ignored: frozenset[str]) -> list[
             raise UnsupportedError(f"{name} is uninitialised (a lazy module): run one forward pass before attach")
     params = [(name, param) for name, param in summed if param.requires_grad and param.numel() > 0]
     if not params:
-        beside = " beside those that DistributedDataParallel is told to ignore" if ignored else ""
-        raise UnsupportedError(f"the model has no parameter with requires_grad=True{beside}")
+        summed_by_ddp = " whose gradient DistributedDataParallel sums" if ignored else ""
+        raise UnsupportedError(f"the model has no parameter with requires_grad=True{summed_by_ddp}")
     for name, param in params:
         if type(param).__name__ == "DTensor" or not isinstance(param, torch.nn.Parameter):
             raise UnsupportedError(
@@ -123,7 +123,7 @@ def refuse_shared(model: torch.nn.Module, params: Sequence[tuple[str, torch.nn.P
     shared = sharing_with(model, [param for _, param in params])
     if shared is not None:
         session, theirs = shared
-        mine = next(name for name, param in params if param is session.model.get_parameter(theirs))
+        mine = next(name for name, param in params if param is dict(session.summed)[theirs])
         raise UnsupportedError(
             f"{mine} is also {theirs} of a {type(session.model).__name__} that gradlane is attached to, and would be summed "
             "twice: put both models into one module (nn.ModuleDict) and attach to that, or close() that session first"
