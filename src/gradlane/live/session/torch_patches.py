@@ -68,31 +68,17 @@ class _Patch:
     Args:
         place: a module or a class.
         name: of the function there.
-        ours: makes our function of torch's.
+        ours_of: makes our function of torch's.
     """
 
-    def __init__(self, place: Any, name: str, ours: Callable[[Callable[..., Any]], Any]) -> None:
-        self._place, self._name, self._make = place, name, ours
-        self._theirs = self._found()
-        self._ours = ours(getattr(place, name))
+    def __init__(self, place: Any, name: str, ours_of: Callable[[Callable[..., Any]], Any]) -> None:
+        self.place, self.name, self.ours_of = place, name, ours_of
+        self.there = vars(place)
+        self.take_up()
 
-    def _found(self) -> Any:
-        """What is there; None if a class inherits it."""
-        return vars(self._place).get(self._name)
-
-    def put(self) -> None:
-        theirs = self._found()
-        if theirs is not self._theirs:  # the script has put its own function there
-            self._theirs, self._ours = theirs, self._make(getattr(self._place, self._name))
-        setattr(self._place, self._name, self._ours)
-
-    def remove(self) -> None:
-        if self._found() is not self._ours:
-            return  # the script has put its own there meanwhile, which may call ours
-        if self._theirs is None:
-            delattr(self._place, self._name)
-        else:
-            setattr(self._place, self._name, self._theirs)
+    def take_up(self) -> None:
+        """Make our function of the one that is there. A class may inherit that: `theirs` is None then."""
+        self.theirs, self.ours = self.there.get(self.name), self.ours_of(getattr(self.place, self.name))
 
 
 # Functorch's transforms wrap their arguments by the first ones. The others copy a tensor, or take over its memory, without
@@ -122,6 +108,24 @@ _PATCHES = [
 ]
 
 
+def _put_patches() -> None:
+    # one loop, since it runs in each step: a call for each patch takes as long as what the patch does
+    for patch in _PATCHES:
+        if patch.there.get(patch.name) is not patch.theirs:  # the script has put its own function there
+            patch.take_up()
+        setattr(patch.place, patch.name, patch.ours)
+
+
+def _remove_patches() -> None:
+    for patch in _PATCHES:
+        if patch.there.get(patch.name) is not patch.ours:
+            continue  # the script has put its own there meanwhile, which may call ours
+        if patch.theirs is None:
+            delattr(patch.place, patch.name)
+        else:
+            setattr(patch.place, patch.name, patch.theirs)
+
+
 def before_leaving(owner: object, settle: Callable[[], None]) -> None:
     """Call `settle()` before each patched function runs, until `nothing_is_owed(owner)`.
 
@@ -130,16 +134,14 @@ def before_leaving(owner: object, settle: Callable[[], None]) -> None:
         settle: runs them.
     """
     if not _settlers:
-        for patch in _PATCHES:
-            patch.put()
+        _put_patches()
     _settlers[id(owner)] = settle
 
 
 def nothing_is_owed(owner: object) -> None:
     """Note that `owner` has no deferred updates any more: patched functions need not call it."""
     if _settlers.pop(id(owner), None) and not _settlers:  # compiled code must find torch's own functions
-        for patch in _PATCHES:
-            patch.remove()
+        _remove_patches()
 
 
 def take_as_a_tensor(kind: type) -> None:
