@@ -89,6 +89,7 @@ def check_broken(rank: int, world: int, fault: str) -> None:
     """On each rank: the check, of all-reduce with a fault."""
     from gradlane.live.backends.all_reduce import AllReduceBackend
     from gradlane.testing.backends import check_backend
+    from tests.live.networks import Heard
 
     class Broken(AllReduceBackend):
         def measure(self) -> Any:
@@ -97,13 +98,18 @@ def check_broken(rank: int, world: int, fault: str) -> None:
             network = super().measure()
             return msgspec.structs.replace(network, source=f"rank {rank}") if fault == "measured apart" else network
 
-        def start(self, message: int, buffer: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
+        def prepare(self, plan: Any, buffers: Any) -> Any:
+            return BrokenSums(super().prepare(plan, buffers))
+
+    class BrokenSums(Heard):
+        def start(self, message: int, ready: Any, on_done: Any, on_sent: Any) -> bool:
+            sums: Any = self._sums
             if fault == "any order":
-                self._issued[self._lanes[message]] = self._expected[self._lanes[message]].index(message)
+                sums._issued[sums._lanes[message]] = sums._expected[sums._lanes[message]].index(message)
 
             def done(message: int, error: Any) -> None:
                 if fault == "off by one":
-                    buffer.tensor[0] += 1
+                    sums._buffers[message].tensor[0] += 1
                 if fault == "failing":
                     error = RuntimeError("the network is gone")
                 if fault == "unasked sends":
@@ -113,7 +119,10 @@ def check_broken(rank: int, world: int, fault: str) -> None:
                 if fault == "twice":
                     on_done(message, error)
 
-            return super().start(message, buffer, ready, done, on_sent)
+            return sums.start(message, ready, done, on_sent)
+
+        def hears(self, on_done: Any) -> Any:
+            return on_done
 
     import torch
 
@@ -128,7 +137,7 @@ def check_broken(rank: int, world: int, fault: str) -> None:
         ("any order", "expected OrderError"),
         ("off by one", r"the sum of tensor \d is wrong in 1 of \d+ elements, first in 0: got"),
         ("failing", "the network is gone"),
-        ("unasked sends", "the backend tells no sends"),
+        ("unasked sends", "these sums tell no sends"),
         ("never", r"no end within 2 s; told were \[\[\], "),
         ("twice", r"told \['done', 'done'\], expected \['done'\]"),
     ],

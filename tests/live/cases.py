@@ -18,6 +18,7 @@ from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import JobError
 from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.all_reduce_sums import SumsInStream
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.planning import catalog
@@ -139,11 +140,11 @@ def loses_what_is_stuck(rank: int, world: int) -> tuple[list[bool], frozenset[in
     plan = Plan("test", "test", specs, messages, sequence=(0, 1))
     store = dist.distributed_c10d.PrefixStore("stuck", dist.distributed_c10d._get_default_store())
     backend = AllReduceBackend(torch.device("cpu"), CheckedStreams(late=True), NewGroups(None, store, "stuck"), 30.0)
-    buffers = slots.message_buffers(plan)
-    backend.prepare(plan, buffers)
-    backend.begin([[0, 1]])
-    queued = [backend.start(each, buffers[each], [], lambda *_: None, lambda _: None) for each in range(2)]
-    backend._ends[0].synchronize()
+    sums = backend.prepare(plan, slots.message_buffers(plan))
+    assert isinstance(sums, SumsInStream)
+    sums.begin([[0, 1]])
+    queued = [sums.start(each, [], lambda *_: None, lambda _: None) for each in range(2)]
+    sums._ends[0].synchronize()
     backend.interrupt()
     backend.interrupt()
     backend.close(JobError("the job has failed"))

@@ -158,14 +158,21 @@ def raises_in_a_callback(rank: int, world: int, method: str) -> tuple[str, str, 
     cause of that, and after how many seconds.
     """
     halves = {} if method == "_leave" else {"wire_dtype": "bf16"}  # whose sums have to be copied
-    model, optimizer, session = _attached(rank, **halves)
-    generator = torch.Generator().manual_seed(rank)
-    for _ in range(4):
-        _step(model, optimizer, generator)
-    session.flush()
     owner = Engine if method == "_leave" else MessageBuffer
-    began, failed = time.monotonic(), JobError("nothing")
-    with patch.object(owner, method, side_effect=LookupError("by the test")) if rank == 1 else contextlib.nullcontext():
+    really, raises = getattr(owner, method), False
+
+    def called(*args: Any) -> Any:
+        if raises:
+            raise LookupError("by the test")
+        return really(*args)
+
+    with patch.object(owner, method, called):
+        model, optimizer, session = _attached(rank, **halves)
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            _step(model, optimizer, generator)
+        session.flush()
+        began, failed, raises = time.monotonic(), JobError("nothing"), rank == 1
         try:
             for _ in range(100):
                 _step(model, optimizer, generator)

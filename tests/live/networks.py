@@ -5,29 +5,44 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
 from gradlane.core.timeline import Kind
 from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.base import Sums
 from gradlane.live.comm.failures import Failures
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.transport import NodeEngine
 
 
-class Late(AllReduceBackend):
-    """The real sums, each of whose ends is heard `delay_s` later: on loopback they would all come before `step()`."""
+class Heard:
+    """The real sums of a plan, of whose ends a session hears as a subclass wants it."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sums, name)
+
+    def start(self, message: int, ready: Any, on_done: Any, on_sent: Any) -> bool:
+        return self._sums.start(message, ready, self.hears(on_done), on_sent)
+
+    def start_second_phase(self, message: int, on_done: Any) -> bool:
+        return self._sums.start_second_phase(message, self.hears(on_done))
+
+    def hears(self, on_done: Any) -> Any:
+        """What is called at an end in place of `on_done`."""
+        raise NotImplementedError
+
+
+class Late(Heard):
+    """Each end is heard `delay_s` later: on loopback they would all come before `step()`."""
 
     delay_s = 0.002
 
-    def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
-        return super().start(message, tensor, ready, self._later(on_done), on_sent)
-
-    def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
-        return super().start_second_phase(message, tensor, self._later(on_done))
-
-    def _later(self, on_done: Any) -> Any:
+    def hears(self, on_done: Any) -> Any:
         def later(index: int, error: BaseException | None) -> None:
             timer = threading.Timer(self.delay_s, on_done, (index, error))
             timer.daemon = True
@@ -36,25 +51,25 @@ class Late(AllReduceBackend):
         return later
 
 
-class UntilAwaited(AllReduceBackend):
-    """The real sums, whose ends are heard as soon as somebody waits for them, and not before: no load of the machine changes
+class UntilAwaited(Heard):
+    """The ends of first phases are heard as soon as somebody waits for them, and not before: no load of the machine changes
     what `step()` finds.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, sums: Sums) -> None:
+        super().__init__(sums)
         self._kept_lock = threading.Lock()
         self._kept: dict[int, tuple[Any, BaseException | None]] = {}
         self._awaited: set[int] = set()
 
     def begin(self, expected: list[list[int]]) -> None:
         self._awaited.clear()
-        super().begin(expected)
+        self._sums.begin(expected)
 
-    def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
-        return super().start(message, tensor, ready, self._once_awaited(on_done), on_sent)
+    def start_second_phase(self, message: int, on_done: Any) -> bool:
+        return self._sums.start_second_phase(message, on_done)
 
-    def _once_awaited(self, on_done: Any) -> Any:
+    def hears(self, on_done: Any) -> Any:
         def ended(message: int, error: BaseException | None) -> None:
             with self._kept_lock:
                 if message not in self._awaited:
@@ -66,12 +81,22 @@ class UntilAwaited(AllReduceBackend):
 
     def await_ends(self, messages: Iterable[int]) -> None:
         messages = list(messages)
-        super().await_ends(messages)
+        self._sums.await_ends(messages)
         with self._kept_lock:
             self._awaited.update(messages)
             told = [(message, *self._kept.pop(message)) for message in messages if message in self._kept]
         for message, on_done, error in told:
             on_done(message, error)
+
+
+def all_reduce_heard(heard: Callable[[Sums], Any]) -> type[AllReduceBackend]:
+    """The real backend, whose plans' sums are given to `heard`."""
+
+    class Backend(AllReduceBackend):
+        def prepare(self, plan: Any, buffers: Any) -> Any:
+            return heard(super().prepare(plan, buffers))
+
+    return Backend
 
 
 class HidingEngine(NodeEngine):
@@ -165,7 +190,7 @@ def what_is_there(failures: Failures, engine: NodeEngine, limit_ns: int) -> bool
 def network_until_awaited() -> Iterator[None]:
     """Sessions attached inside hear of no sum until somebody waits for one."""
     with (
-        patch("gradlane.live.startup.attach.AllReduceBackend", UntilAwaited),
+        patch("gradlane.live.startup.attach.AllReduceBackend", all_reduce_heard(UntilAwaited)),
         patch("gradlane.live.backends.parameter_server.NodeEngine", UntilAwaitedEngine),
         patch.object(Failures, "wait_briefly_in", what_is_there),
     ):
@@ -176,7 +201,7 @@ def network_until_awaited() -> Iterator[None]:
 def slow_network() -> Iterator[type[Late]]:
     """Sessions attached inside have a slow network; its `delay_s` may be changed."""
     with (
-        patch("gradlane.live.startup.attach.AllReduceBackend", Late),
+        patch("gradlane.live.startup.attach.AllReduceBackend", all_reduce_heard(Late)),
         patch("gradlane.live.backends.parameter_server.NodeEngine", LateEngine),
         patch.object(Late, "delay_s", Late.delay_s),
     ):

@@ -49,9 +49,9 @@ def check_backend(
     - Every message is summed in place over all ranks, whole or in two phases, gathered from
       scattered ranges and put back, iteration after iteration, under one plan after another.
     - `on_done` is called once for each message (or phase), without an error, unless `start` says that it has ended. `on_sent`
-      is called once before it if the backend `tells_sends`, else never.
-    - Ranks may start messages in any order, each in its own. A backend that `needs_one_order` takes the order at the beginning
-      or message by message, and refuses any other message with `OrderError`.
+      is called once before it if the sums say `tells_sends`, else never.
+    - Ranks may start messages in any order, each in its own. Sums that say `needs_one_order` take the order at the beginning
+      or message by message, and refuse any other message with `OrderError`.
 
     Sums are of small integers, so that they are exact in any order.
 
@@ -145,13 +145,12 @@ class _Run:
         self._rank, self._world = dist.get_rank(backend.control_group), dist.get_world_size(backend.control_group)
         params = [torch.nn.Parameter(torch.zeros(count, dtype=dtype, device=device)) for count in _ELEMENTS]
         self._gradients = GradientBuffers(params)
-        self._buffers = self._gradients.message_buffers(plan)
-        # what carries the plan says only then whether it needs an order, and whether it tells sends
-        backend.prepare(plan, self._buffers)
-        if backend.needs_one_order and plan.sequence is None:
+        buffers = self._gradients.message_buffers(plan)
+        sums = backend.prepare(plan, buffers)
+        if sums.needs_one_order and plan.sequence is None:
             plan = plan.with_sequence(tuple(reversed(range(len(plan.messages)))))
-            backend.prepare(plan, self._buffers)
-        self._plan = plan
+            sums = backend.prepare(plan, buffers)
+        self._plan, self._sums = plan, sums
         self._dispatcher = NativeDispatcher(plan)
         self._changed = threading.Condition(threading.RLock())
         self._told: list[list[str]] = []
@@ -161,12 +160,12 @@ class _Run:
         self._missing = 0
         self._failure: BaseException | None = None
         # a message without a phase of its own to end is told of once
-        once = ["sent", "done"] if backend.tells_sends else ["done"]
-        twice = once if backend.tells_sends else ["done", "done"]
+        once = ["sent", "done"] if sums.tells_sends else ["done"]
+        twice = once if sums.tells_sends else ["done", "done"]
         self._expected = [twice if message.two_phase else once for message in plan.messages]
 
     def run(self) -> None:
-        if self._backend.needs_one_order:
+        if self._sums.needs_one_order:
             self._check_refused()
         for iteration in range(_ITERATIONS):
             self._iterate(iteration)
@@ -181,9 +180,9 @@ class _Run:
         """Starting the second message of the agreed order first is refused, and leaves no trace."""
         order = self._order()
         lane = next(each for each in order if len(each) > 1)
-        self._backend.begin(order)
+        self._sums.begin(order)
         try:
-            self._backend.start(lane[1], self._buffers[lane[1]], [], lambda *_: None, lambda _: None)
+            self._sums.start(lane[1], [], lambda *_: None, lambda _: None)
         except OrderError:
             return
         raise AssertionError(f"message {lane[1]} was started where the agreed order has {lane[0]}; expected OrderError")
@@ -200,16 +199,16 @@ class _Run:
             self._events = [None] * len(tensors)
             self._missing = len(self._plan.messages)
             # the last time the order comes message by message, as from a coordinator
-            self._by_message = self._backend.needs_one_order and iteration == _ITERATIONS - 1
+            self._by_message = self._sums.needs_one_order and iteration == _ITERATIONS - 1
             self._dispatcher.begin()
-            self._backend.begin([[] for _ in self._plan.lanes] if self._by_message else self._order())
+            self._sums.begin([[] for _ in self._plan.lanes] if self._by_message else self._order())
         for tensor in tensors[shift:] + tensors[:shift]:
-            self._events[tensor] = self._backend.so_far()
+            self._events[tensor] = self._sums.so_far()
             with self._changed:
                 self._start(self._dispatcher.ready(tensor))
         with self._changed:
-            self._backend.look()
-            self._backend.await_ends(range(len(self._plan.messages)))
+            self._sums.look()
+            self._sums.await_ends(range(len(self._plan.messages)))
             self._changed.wait_for(lambda: not self._missing or self._failure, self._timeout_s)
             if self._failure is not None:
                 raise AssertionError(f"{self._where(iteration)}: {self._failure}") from self._failure
@@ -219,10 +218,10 @@ class _Run:
             )
         if self._backend.has_streams:
             for message in range(len(self._plan.messages)):
-                self._backend.join(message)
+                self._sums.join(message)
         self._check_sums(iteration)
         for message in range(len(self._plan.messages)):
-            assert self._backend.has_ended(message), f"{self._where(iteration)}: the sum of message {message} has not ended"
+            assert self._sums.has_ended(message), f"{self._where(iteration)}: the sum of message {message} has not ended"
         with self._changed:
             assert self._told == self._expected, f"{self._where(iteration)}: told {self._told}, expected {self._expected}"
 
@@ -239,7 +238,7 @@ class _Run:
             assert presence == self._world, f"{self._where(iteration)}: {presence:g} ranks took part in tensor {tensor}"
 
     def _check_norm(self, tensor: int, expected: torch.Tensor, iteration: int) -> None:
-        norms = self._backend.norms
+        norms = self._sums.norms
         assert (norms is None) == (self._plan.owners is UNSET), f"{self._where(iteration)}: norms are {norms}"
         if norms is not None:
             assert norms.are_there, f"{self._where(iteration)}: all sums are there, and their norms are not"
@@ -265,14 +264,13 @@ class _Run:
             while self._to_start:
                 message = self._to_start.pop(0)
                 if self._by_message:
-                    self._backend.expect(message)
-                buffer = self._buffers[message]
+                    self._sums.expect(message)
                 if self._dispatcher.in_second_phase(message):
-                    ended = self._backend.start_second_phase(message, buffer, self._on_done)
+                    ended = self._sums.start_second_phase(message, self._on_done)
                 else:
                     needed = [self._events[tensor] for tensor in self._plan.messages[message].tensors]
                     ready = [event for event in needed if event is not None]
-                    ended = self._backend.start(message, buffer, ready, self._on_done, self._on_sent)
+                    ended = self._sums.start(message, ready, self._on_done, self._on_sent)
                 if ended:
                     self._done(message)
         finally:
@@ -291,7 +289,7 @@ class _Run:
     def _on_sent(self, message: int) -> None:
         with self._changed:
             try:
-                assert self._backend.tells_sends, f"message {message} is told to be sent, and the backend tells no sends"
+                assert self._sums.tells_sends, f"message {message} is told to be sent, and these sums tell no sends"
                 self._told[message].append("sent")
                 self._start(self._dispatcher.finished(message))
             except BaseException as failure:
@@ -303,5 +301,5 @@ class _Run:
         told, expected = self._told[message], self._expected[message]
         assert told == expected[: len(told)], f"message {message}: told {told}, expected {expected}"
         self._missing -= told == expected  # before others are started: one may end meanwhile, on this thread
-        if not self._backend.tells_sends or self._plan.messages[message].two_phase:
+        if not self._sums.tells_sends or self._plan.messages[message].two_phase:
             self._start(self._dispatcher.finished(message))

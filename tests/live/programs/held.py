@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.failures import Failures
-from tests.live.networks import HidingEngine, what_is_there
+from tests.live.networks import Heard, HidingEngine, all_reduce_heard, what_is_there
 
 AT_MOST_S = 0.05
 """How long an end is held where nobody waits for it: a rank inside a collective of the script's own waits for nothing of
@@ -102,23 +101,20 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
 
         return ended
 
-    class HeldAllReduce(AllReduceBackend):
-        def start(self, message: int, tensor: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
-            return super().start(message, tensor, ready, late(on_done), on_sent)
+    class Held(Heard):
+        def hears(self, on_done: Any) -> Any:
+            return late(on_done)
 
-        def start_second_phase(self, message: int, tensor: Any, on_done: Any) -> bool:
-            return super().start_second_phase(message, tensor, late(on_done))
+        def start_second_phase(self, message: int, on_done: Any) -> bool:
+            if super().start_second_phase(message, on_done):
+                late(on_done)(message, None)
+            return False
 
     class HeldServers(ParameterServerBackend):
         """Where no engine carries a plan out, as one whose tensors have owners."""
 
-        def start(self, message: int, buffer: Any, ready: Any, on_done: Any, on_sent: Any) -> bool:
-            return super().start(message, buffer, ready, late(on_done), on_sent)
-
-        def start_second_phase(self, message: int, buffer: Any, on_done: Any) -> bool:
-            if super().start_second_phase(message, buffer, late(on_done)):
-                late(on_done)(message, None)
-            return False
+        def prepare(self, plan: Any, buffers: Any) -> Any:
+            return Held(super().prepare(plan, buffers))
 
     class HeldEngine(HidingEngine):
         """The engine of a node: a tensor has arrived once it was waited for, if any of its messages is held."""
@@ -147,7 +143,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
 
     with (
         patch("gradlane.live.backends.parameter_server.NodeEngine", HeldEngine),
-        patch("gradlane.live.startup.attach.AllReduceBackend", HeldAllReduce),
+        patch("gradlane.live.startup.attach.AllReduceBackend", all_reduce_heard(Held)),
         patch("gradlane.live.startup.attach.ParameterServerBackend", HeldServers),
         patch.object(Failures, "wait_until", waits),
         patch.object(Failures, "wait_briefly_in", what_is_there),

@@ -2,7 +2,8 @@
 torch.distributed, and `ParameterServerBackend` over gradlane's own transport. `Carriers` has both,
 for a session whose plans choose.
 
-A backend starts sums in the order that it is given and reports each one's end; it decides nothing.
+A backend prepares each plan, and gives its `Sums`. They start sums in the order that they are given and report each one's end;
+they decide nothing.
 """
 
 from __future__ import annotations
@@ -23,44 +24,149 @@ from gradlane.transport import NodeEngine
 OnDone = Callable[[int, BaseException | None], None]
 """Called with a message and None, or what went wrong, on any thread, once for each `start` and
 `start_second_phase` that did not return True. Of a two-phase message whose sending is told
-(`tells_sends`) the end of the first phase is told by `OnSent` instead. A backend may tell an end
-late: when it is asked to `look`, or once the message is awaited (`await_ends`)."""
+(`tells_sends`) the end of the first phase is told by `OnSent` instead. An end may be told
+late: when the sums are asked to `look`, or once the message is awaited (`await_ends`)."""
 OnSent = Callable[[int], None]
-"""Called with a message on any thread, once, before its end, if the backend `tells_sends`."""
+"""Called with a message on any thread, once, before its end, if the sums tell sends (`tells_sends`)."""
 
 
-class Backend(Protocol):
-    """Sums messages over the ranks of a job.
+class Sums(Protocol):
+    """The sums of one plan over the ranks of a job, iteration after iteration.
 
     Threads: `start`, `start_second_phase`, `begin` and `expect` are called under one lock of the session, by any thread, also
     from within `on_done` and `on_sent`. All others are called by the training thread. `on_done` and `on_sent` may be called at
-    any time from any thread, but by a thread that holds none of the backend's own locks. Nothing here may wait for another
-    rank, except what is marked as collective: every rank calls that, in one order.
+    any time from any thread, but by a thread that holds none of the backend's own locks. Nothing here waits for another rank.
 
-    The life of a plan: `prepare`, and then for each iteration `begin` and one `start` for each message. Once every message has
-    ended its first phase, each two-phase message gets `start_second_phase`. The next iteration begins when all have ended. If
-    `carry_out` has returned an engine, that starts the messages, and of these calls only `begin` is made.
+    For each iteration: `begin` and one `start` for each message. Once every message has ended its first phase, each two-phase
+    message gets `start_second_phase`. The next iteration begins when all have ended. If `carry_out` has returned an engine,
+    that starts the messages, and of these calls only `begin` is made.
 
-    `gradlane.testing.backends.check_backend` checks all that is promised here, on the ranks of a
-    process group.
+    What has a body here is right for sums in CPU memory whose ends are told by themselves.
+    """
+
+    needs_one_order: bool
+    """Whether every rank must start the messages of a lane in one order, since what meets on the
+    network is told apart by that alone."""
+    tells_sends: bool
+    """Whether a message leaves its window when this rank's part has been sent, told by `on_sent`;
+    otherwise it does when it has ended."""
+    norms: Norms | None = None
+    """Those of the sums, if the plan's tensors have owners."""
+
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
+        """Carry out the plan without being told to start its messages, if that can be done.
+
+        Args:
+            keeps_log: the engine keeps a log of its Dispatcher.
+            on_failure: told on any thread if sums of an iteration will not come.
+
+        Returns:
+            The engine that is told of gradients and asked for sums; None where each message is to
+            be started.
+        """
+        return None
+
+    def begin(self, expected: list[list[int]]) -> None:
+        """A new iteration begins; all of the one before has ended.
+
+        Args:
+            expected: by lane, the messages in the agreed order, two-phase ones twice: first the
+                first phases of the lane, with whatever has one phase, then its second phases. Empty
+                lists where the order comes by `expect`, or where none is needed.
+        """
+
+    def expect(self, message: int) -> None:
+        """The order goes on with `message`, in its lane. Called before its `start`, or before its
+        `start_second_phase`, where `begin` has not told the order. It may be ignored where none is
+        needed.
+        """
+        return
+
+    def so_far(self) -> Event | None:
+        """The end of what the script's own stream has been given so far; None on the CPU."""
+        return None
+
+    def start(self, message: int, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
+        """Begin the sum of a message over all ranks, in place; of a two-phase message, its first
+        phase. Does not wait.
+
+        The buffer's `gather()` comes before the sum, and its `scatter()` before the end is told.
+
+        Args:
+            message: an index into the plan's messages, whose buffer holds this rank's part.
+            ready: on a device, what `so_far` returned when the bytes were there: the sum begins
+                after these events.
+            on_done: told of the end, see `OnDone`.
+            on_sent: told of the sending, see `OnSent`.
+
+        Returns:
+            True if it has ended for the host already, so that `on_done` will not be called; on a
+            device it may still be queued, see `join`.
+
+        Raises:
+            OrderError: `message` is not the next of the order that is needed; nothing was sent.
+            RuntimeError: torch.distributed refuses, since a connection is broken.
+        """
+
+    def start_second_phase(self, message: int, on_done: OnDone) -> bool:
+        """Begin the second phase of a two-phase message, whose first has ended, or, where sends are
+        told, has been sent.
+
+        Args:
+            message: an index into the plan's messages.
+            on_done: told of the end, see `OnDone`.
+
+        Returns:
+            As `start` does.
+
+        Raises what `start` raises.
+        """
+
+    def look(self) -> None:
+        """Tell, from within this call, of messages that have ended, as far as their ends are not
+        told by themselves. Under the session's lock.
+        """
+        return
+
+    def await_ends(self, messages: Iterable[int]) -> None:
+        """Somebody waits for `messages`: from now on tell of their ends when they are there. Under
+        the session's lock.
+        """
+        return
+
+    def join(self, message: int) -> None:
+        """On a device: let the script's own stream go on only when the sum of `message`, which has
+        ended for the host, is there. The host does not wait.
+        """
+        return
+
+    def has_ended(self, message: int) -> bool:
+        """Whether the sum of `message`, which has ended for the host, is there; on a device it may
+        still be queued.
+        """
+        return True
+
+    def ended_with(self, messages: Iterable[int]) -> set[int]:
+        """On a device: the messages that have ended once `messages` have, those that have ended by now, and
+        those for which there is not long to wait behind them.
+        """
+        return set(messages)
+
+
+class Backend(Protocol):
+    """Carries the messages of a job between its ranks.
+
+    The training thread makes all calls here but `interrupt`. None of them waits for another rank, except what is marked as
+    collective: every rank calls that, in one order.
+
+    `gradlane.testing.backends.check_backend` checks all that is promised here and by `Sums`, on the ranks of a process group.
     """
 
     has_streams: bool
     """Whether messages are summed on a device, in its streams: what is reported done may still be queued
-    there, see `join`. Otherwise they are in CPU memory, and `so_far`, `join`, `has_ended` and `ended_with`
-    have nothing to say."""
+    there, see `Sums.join`. Otherwise they are in CPU memory."""
     lost: frozenset[int]
     """Messages that were queued on a device and had not ended when `interrupt` or `close` ended them."""
-    needs_one_order: bool
-    """Whether every rank must start the messages of a lane in one order, since what meets on the
-    network is told apart by that alone. `prepare` may change this, and `tells_sends`."""
-    tells_sends: bool
-    """Whether a message leaves its window when this rank's part has been sent, told by `on_sent`;
-    otherwise it does when it has ended."""
-
-    @property
-    def norms(self) -> Norms | None:
-        """Those of the sums of the plan in force, if its tensors have owners."""
 
     @property
     def control_group(self) -> Any:
@@ -82,7 +188,7 @@ class Backend(Protocol):
             JobError: a rank is gone.
         """
 
-    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
+    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> Sums:
         """Take up a plan, in place of the one before (collective). Nothing may be under way.
 
         Args:
@@ -90,103 +196,12 @@ class Backend(Protocol):
             buffers: the memory of each message, in the plan's order. It stays where it is until
                 the next `prepare`.
 
+        Returns:
+            The sums of the plan. Those of the plan before are not used any more.
+
         Raises:
             PlanError: the plan asks for what this backend cannot do, see `gradlane.core.backends`.
             UnsupportedError: the platform cannot do it; raised on all ranks alike.
-        """
-
-    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
-        """Carry out the plan that was prepared without being told to start its messages, if this
-        backend can.
-
-        Args:
-            keeps_log: the engine keeps a log of its Dispatcher.
-            on_failure: told on any thread, once at most, if sums of an iteration will not come.
-
-        Returns:
-            The engine that is told of gradients and asked for sums; None where each message is to
-            be started.
-        """
-
-    def begin(self, expected: list[list[int]]) -> None:
-        """A new iteration begins; all of the one before has ended.
-
-        Args:
-            expected: by lane, the messages in the agreed order, two-phase ones twice: first the
-                first phases of the lane, with whatever has one phase, then its second phases. Empty
-                lists where the order comes by `expect`, or where none is needed.
-        """
-
-    def expect(self, message: int) -> None:
-        """The order goes on with `message`, in its lane. Called before its `start`, or before its
-        `start_second_phase`, where `begin` has not told the order. It may be ignored where none is
-        needed.
-        """
-
-    def so_far(self) -> Event | None:
-        """The end of what the script's own stream has been given so far; None on the CPU."""
-
-    def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Begin the sum of `buffer` over all ranks, in place; of a two-phase message, its first
-        phase. Does not wait.
-
-        `buffer.gather()` comes before the sum, and `buffer.scatter()` before its end is told.
-
-        Args:
-            message: an index into the plan's messages.
-            buffer: that of `prepare`; it holds this rank's part.
-            ready: on a device, what `so_far` returned when the bytes were there: the sum begins
-                after these events.
-            on_done: told of the end, see `OnDone`.
-            on_sent: told of the sending, see `OnSent`.
-
-        Returns:
-            True if it has ended for the host already, so that `on_done` will not be called; on a
-            device it may still be queued, see `join`.
-
-        Raises:
-            OrderError: `message` is not the next of the order that is needed; nothing was sent.
-            RuntimeError: torch.distributed refuses, since a connection is broken.
-        """
-
-    def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Begin the second phase of a two-phase message, whose first has ended, or, where sends are
-        told, has been sent.
-
-        Args:
-            message: an index into the plan's messages.
-            buffer: that of its `start`.
-            on_done: told of the end, see `OnDone`.
-
-        Returns:
-            As `start` does.
-
-        Raises what `start` raises.
-        """
-
-    def look(self) -> None:
-        """Tell, from within this call, of messages that have ended, as far as their ends are not
-        told by themselves. Under the session's lock.
-        """
-
-    def await_ends(self, messages: Iterable[int]) -> None:
-        """Somebody waits for `messages`: from now on tell of their ends when they are there. Under
-        the session's lock.
-        """
-
-    def join(self, message: int) -> None:
-        """On a device: let the script's own stream go on only when the sum of `message`, which has
-        ended for the host, is there. The host does not wait. On the CPU it does nothing.
-        """
-
-    def has_ended(self, message: int) -> bool:
-        """Whether the sum of `message`, which has ended for the host, is there; on a device it may
-        still be queued.
-        """
-
-    def ended_with(self, messages: Iterable[int]) -> set[int]:
-        """On a device: the messages that have ended once `messages` have, those that have ended by now, and
-        those for which there is not long to wait behind them.
         """
 
     def interrupt(self) -> None:

@@ -7,7 +7,7 @@ is under way, so that no sum moves from one carrier to the other.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,13 +20,11 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import CapacityError, JobError, PeerError
 from gradlane.live.backends.all_reduce import AllReduceBackend
-from gradlane.live.backends.base import Backend, OnDone, OnSent
+from gradlane.live.backends.base import Backend, Sums
 from gradlane.live.backends.gradient_buffers import MessageBuffer
-from gradlane.live.backends.norms import Norms
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.probe import slowest_of
-from gradlane.live.backends.streams import Event
-from gradlane.transport import NodeEngine, NodeOptions
+from gradlane.transport import NodeOptions
 from gradlane.units import NS_PER_SECOND, format_bytes
 
 log = logging.getLogger("gradlane")
@@ -63,16 +61,6 @@ class Carriers:
             "server": servers,
         }
         self._all_reduce, self._servers = all_reduce, servers
-        self._put_in_force(all_reduce)
-
-    def _put_in_force(self, carrier: AllReduceBackend | ParameterServerBackend) -> None:
-        self._in_force = carrier
-        self.needs_one_order, self.tells_sends = carrier.needs_one_order, carrier.tells_sends
-
-    @property
-    def norms(self) -> Norms | None:
-        """Those of the carrier in force."""
-        return self._in_force.norms
 
     @property
     def control_group(self) -> Any:
@@ -97,45 +85,10 @@ class Carriers:
         networks["server"] = self._servers.measure(_BUDGET_S)
         return networks
 
-    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
+    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> Sums:
         """Take up a plan, over the carrier that it names (collective)."""
         carrier = self._all_reduce if plan.backend is UNSET else self._carriers[plan.backend]
-        carrier.prepare(plan, buffers)
-        self._put_in_force(carrier)  # which says only now what the plan needs
-
-    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
-        return self._in_force.carry_out(keeps_log, on_failure)
-
-    def begin(self, expected: list[list[int]]) -> None:
-        self._in_force.begin(expected)
-
-    def expect(self, message: int) -> None:
-        self._in_force.expect(message)
-
-    def so_far(self) -> Event | None:
-        """None: messages are in CPU memory."""
-        return None
-
-    def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        return self._in_force.start(message, buffer, ready, on_done, on_sent)
-
-    def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        return self._in_force.start_second_phase(message, buffer, on_done)
-
-    def look(self) -> None:
-        self._in_force.look()
-
-    def await_ends(self, messages: Iterable[int]) -> None:
-        self._in_force.await_ends(messages)
-
-    def join(self, message: int) -> None:
-        self._in_force.join(message)
-
-    def has_ended(self, message: int) -> bool:
-        return self._in_force.has_ended(message)
-
-    def ended_with(self, messages: Iterable[int]) -> set[int]:
-        return self._in_force.ended_with(messages)
+        return carrier.prepare(plan, buffers)
 
     def interrupt(self) -> None:
         """Nothing is on a device: nothing to do."""

@@ -30,7 +30,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any, Literal
@@ -46,10 +46,9 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.backends.addresses import own_address, store_address
-from gradlane.live.backends.base import OnDone, OnSent
+from gradlane.live.backends.base import OnDone, OnSent, Sums
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
-from gradlane.live.backends.norms import Norms
 from gradlane.live.backends.owned_pieces import OwnedPieces
 from gradlane.live.backends.pieces import Pieces, cut
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
@@ -72,6 +71,80 @@ _SMALLEST_BYTES = 64
 
 
 Level = Literal["memory", "network"]
+
+
+class ServerSums(Sums):
+    """The sums of one plan, whose messages are tensors of a node.
+
+    Args:
+        node: connected.
+        first: id of the node's first tensor for the plan.
+        plan: to carry out.
+        buffers: of its messages.
+        weight: see `ParameterServerBackend`.
+        piece_bytes: see `Pieces`.
+    """
+
+    needs_one_order = False
+
+    def __init__(
+        self, node: Node, first: int, plan: Plan, buffers: Sequence[MessageBuffer], weight: int, piece_bytes: int | None
+    ) -> None:
+        self._node, self._first, self._plan, self._buffers = node, first, plan, buffers
+        kind = Pieces if plan.owners is UNSET else OwnedPieces
+        self._pieces = kind(node, first, plan, buffers, weight, piece_bytes)
+        self.end, self.norms = self._pieces.end, self._pieces.norms
+        self.tells_sends = plan.owners is UNSET  # else a first phase has ended when this rank has the sums that it owns
+        self._failure: JobError | None = None
+        self._engine: NodeEngine | None = None
+        self._on_failure: Callable[[JobError], None] = lambda error: None
+
+    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
+        """The node starts messages by itself, unless tensors have owners."""
+        if not isinstance(self._pieces, Pieces):
+            return None
+        memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
+        self._on_failure = on_failure
+        self._engine = NodeEngine(self._node, self._plan, memory, self._first, pieces=self._pieces.counts, keeps_log=keeps_log)
+        return self._engine
+
+    def begin(self, expected: list[list[int]]) -> None:
+        """No order is agreed upon; what has failed between two iterations is reported now."""
+        self._report_to_owner()
+        self._pieces.begin()
+
+    def start(self, message: int, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
+        """Hand the message to the node. Returns False: the thread reports the end."""
+        self._pieces.start(message, on_done, on_sent)
+        # the thread may have reported it before this message was in flight
+        if self._failure is not None:
+            self._pieces.failed(self._failure)
+        return False
+
+    def start_second_phase(self, message: int, on_done: OnDone) -> bool:
+        """Let this rank's server return its part of the sum, as in an all-gather, or send the sums that this rank owns.
+        Returns as `start` does, unless all owners have sent.
+        """
+        has_ended = self._pieces.start_second(message, on_done)
+        if self._failure is not None:
+            self._pieces.failed(self._failure)
+        return has_ended
+
+    # -- what the node tells, on the backend's thread ------------------------------------------------------
+
+    def ended(self, tensor: int) -> None:
+        """The sum of one of the node's tensors is there."""
+        self._pieces.ended(tensor)
+
+    def failed(self, error: JobError) -> None:
+        """The node has failed: report it for every message in flight."""
+        self._failure = error
+        self._pieces.failed(error)
+        self._report_to_owner()
+
+    def _report_to_owner(self) -> None:
+        if self._failure is not None and self._engine is not None and not self._engine.all_arrived:
+            self._on_failure(self._failure)
 
 
 class ParameterServerBackend:
@@ -103,8 +176,6 @@ class ParameterServerBackend:
     control_device = torch.device("cpu")
     has_streams = False
     lost: frozenset[int] = frozenset()
-    needs_one_order = False
-    tells_sends = True
 
     def __init__(
         self,
@@ -145,11 +216,8 @@ class ParameterServerBackend:
         )
         self._weight = weight
         self._formations = 0
-        self._buffers: Sequence[MessageBuffer] = []  # of the plan in force
-        self._pieces: Pieces | OwnedPieces | None = None  # of the plan in force
+        self._sums: ServerSums | None = None  # of the plan in force
         self._failure: JobError | None = None
-        self._engine: NodeEngine | None = None
-        self._on_failure: Callable[[JobError], None] = lambda error: None
         self._open(self._options.lanes, connect_s or timeout_s)
 
     # -- the node and its thread ---------------------------------------------------------------------------
@@ -164,8 +232,7 @@ class ParameterServerBackend:
         else:
             self._node = form(prefix, options, own_address(), connect_s, store_address=store_address())
         self._shares = not options.tell_tables and share_if_possible(prefix, self._node, connect_s, self._wants_memory)
-        # ids of the node's tensors: the first of this plan, and the next to define
-        self._first = self._next = 0
+        self._next = 0  # id of the node's next tensor
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._node, self._ending), name="gradlane-servers", daemon=True)
         self._thread.start()
@@ -177,20 +244,12 @@ class ParameterServerBackend:
             except JobError as error:
                 if not ending.is_set():
                     self._failure = error
-                    self._report_failure(error)
-                    self._report_to_owner()
+                    if self._sums is not None:
+                        self._sums.failed(error)
                 return
             for tensor in done:
-                assert self._pieces is not None  # a plan's; a node may be closed before it has one
-                self._pieces.ended(tensor)
-
-    def _report_failure(self, error: JobError) -> None:
-        if self._pieces is not None:
-            self._pieces.failed(error)
-
-    def _report_to_owner(self) -> None:
-        if self._failure is not None and self._engine is not None and not self._engine.all_arrived:
-            self._on_failure(self._failure)
+                assert self._sums is not None  # a plan's; a node may be closed before it has one
+                self._sums.ended(tensor)
 
     def _shut(self) -> None:
         self._ending.set()
@@ -289,12 +348,11 @@ class ParameterServerBackend:
         for tensor in range(self._next - len(parts), self._next):
             self._node.wait(tensor, self._timeout_s)
 
-    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> None:
+    def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> ServerSums:
         """Define each message of `plan` as a tensor of the node; if the lanes differ, connect anew
         (collective).
         """
         refuse_what_cannot_be_done(plan, "server", external=self._options.tell_tables)
-        self._plan = plan
         lanes = wire_lanes(plan) * self._weight
         if lanes != self._lanes:
             self._shut()
@@ -302,29 +360,15 @@ class ParameterServerBackend:
         if self._options.rank == 0 and "network" in self.levels:
             log.info("gradlane: each server holds at most %s of packets at once", format_bytes(self.most_held_bytes(buffers)))
         self._node.forget_below(self._next)
-        self._engine, self._buffers = None, buffers
-        self._first = self._next
-        kind = Pieces if plan.owners is UNSET else OwnedPieces
-        self._pieces = kind(self._node, self._first, plan, buffers, self._weight, self._piece_bytes)
-        self._next = self._pieces.end
-        self.tells_sends = plan.owners is UNSET  # else a first phase has ended when this rank has the sums that it owns
-
-    @property
-    def norms(self) -> Norms | None:
-        return None if self._pieces is None else self._pieces.norms
+        self._sums = ServerSums(self._node, self._next, plan, buffers, self._weight, self._piece_bytes)
+        self._next = self._sums.end
+        if self._failure is not None:  # the node's, while another carrier was in force
+            self._sums.failed(self._failure)
+        return self._sums
 
     @property
     def _piece_bytes(self) -> int | None:
         return PIECE_BYTES if self.levels == ("memory", "network") else None
-
-    def carry_out(self, keeps_log: bool, on_failure: Callable[[JobError], None]) -> NodeEngine | None:
-        """The node starts messages by itself, unless tensors have owners."""
-        if not isinstance(self._pieces, Pieces):
-            return None
-        memory = [MessageMemory(buffer.tensor.data_ptr(), buffer.copied_ranges()) for buffer in self._buffers]
-        self._on_failure = on_failure
-        self._engine = NodeEngine(self._node, self._plan, memory, self._first, pieces=self._pieces.counts, keeps_log=keeps_log)
-        return self._engine
 
     def most_held_bytes(self, buffers: Sequence[MessageBuffer]) -> int:
         """Most memory, in bytes, that one server holds for the sums of messages in `buffers`.
@@ -343,55 +387,6 @@ class ParameterServerBackend:
             for size_bytes in cut(buffer.tensor, self._piece_bytes):
                 packets += (-(-size_bytes // options.packet_bytes // options.servers) + 1) * (1 + is_wide)
         return packets * options.packet_bytes * (options.world if options.rank_order else 1)
-
-    def begin(self, expected: list[list[int]]) -> None:
-        """No order is agreed upon; what has failed between two iterations is reported now."""
-        self._report_to_owner()
-        assert self._pieces is not None
-        self._pieces.begin()
-
-    def expect(self, message: int) -> None:
-        """No order is agreed upon: nothing to do."""
-
-    def so_far(self) -> Event | None:
-        """None: messages are in CPU memory."""
-        return None
-
-    def start(self, message: int, buffer: MessageBuffer, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        """Hand `buffer` to the node. Returns False: the thread reports the end."""
-        assert self._pieces is not None
-        self._pieces.start(message, on_done, on_sent)
-        # the thread may have reported it before this message was in flight
-        if self._failure is not None:
-            self._report_failure(self._failure)
-        return False
-
-    def start_second_phase(self, message: int, buffer: MessageBuffer, on_done: OnDone) -> bool:
-        """Let this rank's server return its part of the sum, as in an all-gather, or send the sums that this rank owns.
-        Returns as `start` does, unless all owners have sent.
-        """
-        assert self._pieces is not None
-        has_ended = self._pieces.start_second(message, on_done)
-        if self._failure is not None:
-            self._report_failure(self._failure)
-        return has_ended
-
-    def look(self) -> None:
-        """Ends are told by themselves: nothing to do."""
-
-    def await_ends(self, messages: Iterable[int]) -> None:
-        """Ends are told by themselves: nothing to do."""
-
-    def join(self, message: int) -> None:
-        """The sum is in CPU memory: nothing to do."""
-
-    def has_ended(self, message: int) -> bool:
-        """True: the sum of `message`, which was reported done, is there."""
-        return True
-
-    def ended_with(self, messages: Iterable[int]) -> set[int]:
-        """Those alone: of others their own ends tell."""
-        return set(messages)
 
     def interrupt(self) -> None:
         """Nothing is on a device: nothing to do."""

@@ -1,7 +1,7 @@
 """Carrier: what carries out one plan, from gradients that are ready to sums that have arrived.
 
 There are two. `NodeCarrier` tells a node's engine what is ready and asks it what has arrived; the rest happens in native
-code. `HostCarrier` owns an engine itself, starts its messages on the backend, and records the times. The thread that
+code. `HostCarrier` owns an engine itself, starts its messages (`Sums`), and records the times. The thread that
 brings a fact handles it at once, under the session's lock. It is the training thread, the backend's thread that finished
 a sum, the thread that waits for a device (`Staging`), or the control channel's thread.
 """
@@ -15,8 +15,7 @@ from typing import Protocol, TypeVar
 from gradlane.core.plan import Plan, returns_whole
 from gradlane.core.records.dispatch_log import Log
 from gradlane.errors import JobError, OrderError
-from gradlane.live.backends.base import Backend
-from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.base import Sums
 from gradlane.live.backends.streams import Event
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.failures import Failures
@@ -93,15 +92,15 @@ class NodeCarrier:
 
     Args:
         engine: the node's.
-        backend: has the node.
+        sums: of the plan, on that node.
         failures: of the session.
         recorder: shows the times that the node keeps.
     """
 
     told_if_awaited = 0
 
-    def __init__(self, engine: NodeEngine, backend: Backend, failures: Failures, recorder: Recorder) -> None:
-        self._engine, self._backend, self._failures = engine, backend, failures
+    def __init__(self, engine: NodeEngine, sums: Sums, failures: Failures, recorder: Recorder) -> None:
+        self._engine, self._sums, self._failures = engine, sums, failures
         # bound once: called for every few gradients
         self.ready, self.flush, self.late = engine.ready, engine.flush, engine.late
         self.interrupt, self.describe_state = engine.interrupt, engine.describe_state
@@ -110,7 +109,7 @@ class NodeCarrier:
     def begin(self, iteration: int) -> None:
         self._engine.begin(iteration)
         self._engine.interrupt()
-        self._backend.begin([])
+        self._sums.begin([])
 
     def look(self) -> None:
         """The node has noted it."""
@@ -135,18 +134,17 @@ class NodeCarrier:
 
 
 class HostCarrier:
-    """A plan whose messages this process starts, one by one, on a backend.
+    """A plan whose messages this process starts, one by one.
 
     Args:
         plan: what is carried out.
-        backend: has prepared it.
-        buffers: the memory of each message.
+        sums: of the plan, as a backend has prepared them.
         coordination: with the other ranks, and its failures.
         recorder: keeps the times of what happens.
         coordinated: rank 0 decides the order of messages while they run, and the others follow.
         chooses: this is rank 0 of a coordinated plan.
         keeps_log: keep a log of what the Dispatcher is told and answers.
-        is_over: the session is closed or its job has failed: what the backend tells has no effect then.
+        is_over: the session is closed or its job has failed: what the sums tell has no effect then.
 
     Attributes:
         engine: decides when messages start.
@@ -156,8 +154,7 @@ class HostCarrier:
     def __init__(
         self,
         plan: Plan,
-        backend: Backend,
-        buffers: Sequence[MessageBuffer],
+        sums: Sums,
         coordination: Coordination,
         recorder: Recorder,
         *,
@@ -166,7 +163,7 @@ class HostCarrier:
         keeps_log: bool,
         is_over: Callable[[], bool],
     ) -> None:
-        self._plan, self._backend, self._buffers = plan, backend, buffers
+        self._plan, self._sums = plan, sums
         self._coordination, self._failures = coordination, coordination.failures
         self._lock = self._failures.lock
         self._recorder = recorder
@@ -176,7 +173,7 @@ class HostCarrier:
         self.late, self.describe_state = self.engine.late, self.engine.describe_state
         self._ended, self._sent = partial(self._told, self.engine.ended), partial(self._told, self.engine.sent)
         self._iteration = -1
-        self._events: list[Event | None] = [None] * len(plan.tensors)
+        self._events: dict[int, Event] = {}  # on a device, by tensor: when its gradient is there
         self._began_ns = [0] * len(plan.messages)
         self.rolling_hashes = [0] * len(plan.lanes)
         self._agreed_order = _agreed_order(plan)
@@ -187,7 +184,7 @@ class HostCarrier:
         self._has_windows, self._makes_room = plan.has_windows, False
         self._seen: list[tuple[Callable[[int], None], int]] | None = None  # while `_look` looks
         self._has_second_phases, self._returns_whole = bool(plan.second_phases), returns_whole(plan.wire)
-        self._tells_receives = backend.tells_sends
+        self._tells_receives = sums.tells_sends
         recorder.note_elsewhere(lambda last: [])
 
     # -- facts, on any thread ----------------------------------------------------------------------
@@ -196,16 +193,16 @@ class HostCarrier:
         self._iteration = iteration
         self._unissued = len(self._plan.messages) + len(self._plan.second_phases)
         self.engine.begin()
-        self._backend.begin([list(lane) for lane in self._agreed_order])
+        self._sums.begin([list(lane) for lane in self._agreed_order])
 
     def ready(self, tensors: Sequence[int]) -> None:
-        reached = self._backend.so_far()
+        reached = self._sums.so_far()
         now = now_ns()
         with self._lock:
             self._failures.check()  # what carried the sums may be gone
             self._recorder.add_each("ready", self._iteration, tensors, now, now)
-            for tensor in tensors:
-                self._events[tensor] = reached
+            if reached is not None:
+                self._events.update(dict.fromkeys(tensors, reached))
             self._look()
             self._tell(self.engine.ready, tensors)
 
@@ -214,7 +211,7 @@ class HostCarrier:
 
     def allow(self, message: int) -> None:
         """Let `message` start, which rank 0 put next. Under the session's lock."""
-        self._backend.expect(message)
+        self._sums.expect(message)
         self._tell(self.engine.allow, message)
 
     def look(self) -> None:
@@ -226,14 +223,14 @@ class HostCarrier:
         seen: list[tuple[Callable[[int], None], int]] = []
         self._seen = seen
         try:
-            self._backend.look()
+            self._sums.look()
         finally:
             self._seen = None
         if seen:
             self._handle(_tell_each, seen)
 
     def _told(self, fact: Callable[[int], None], message: int, error: BaseException | None = None) -> None:
-        """Called by the backend on any thread: of `message`, or of a phase of it, `fact` is true, or it has failed."""
+        """Called on any thread: of `message`, or of a phase of it, `fact` is true, or it has failed."""
         if error is not None:  # torch.distributed raises RuntimeError
             (self._failures.suspect if isinstance(error, (JobError, RuntimeError)) else self._coordination.abort)(error)
             return
@@ -244,7 +241,7 @@ class HostCarrier:
                 self._handle(fact, message)
 
     def _handle(self, fact: Callable[[Subject], None], subject: Subject) -> None:
-        """Hand over a fact that the backend has told. Its thread has no caller that could handle an error."""
+        """Hand over a fact that was told. Its thread has no caller that could handle an error."""
         try:
             if not self._is_over():
                 self._tell(fact, subject)
@@ -277,33 +274,32 @@ class HostCarrier:
             awaited: list[int] = []
             while (blocking := self.engine.blocking()) != awaited:
                 awaited = blocking
-                self._backend.await_ends(blocking)
+                self._sums.await_ends(blocking)
         finally:
             self._makes_room = False
 
     # -- what the engine asks for, under the lock --------------------------------------------------
 
     def start(self, message: int, second_phase: bool) -> bool:
-        """Hand `message` to the backend; return whether it has already ended for the host."""
+        """Begin a phase of `message`; return whether it has already ended for the host."""
         # rank 0 does not choose the order of second phases, which is the plan's
         if self._chooses or (self._coordinated and second_phase):
-            self._backend.expect(message)
+            self._sums.expect(message)
         if self._chooses and not second_phase:
             self._coordination.choose(message)
         now = self._began_ns[message] = now_ns()
         if not second_phase:
             self._since_ns = self._since_ns if self._under_way else now
             self._under_way += 1
-        buffer = self._buffers[message]
         if second_phase:
-            has_ended = self._backend.start_second_phase(message, buffer, self._ended)
+            has_ended = self._sums.start_second_phase(message, self._ended)
         else:
-            events = self._events_of(message) if self._backend.has_streams else []
-            has_ended = self._backend.start(message, buffer, events, self._ended, self._sent)
+            events = self._events_of(message) if self._events else []
+            has_ended = self._sums.start(message, events, self._ended, self._sent)
         lane = self._plan.messages[message].lane
         self.rolling_hashes[lane] = (self.rolling_hashes[lane] * 1_000_003 + message + 1) & _64_BITS
         self._unissued -= 1
-        if self._unissued == 0 and self._backend.needs_one_order:
+        if self._unissued == 0 and self._sums.needs_one_order:
             self._coordination.issued(sum(self.rolling_hashes) & _64_BITS)
         return has_ended
 
@@ -313,7 +309,7 @@ class HostCarrier:
         self._recorder.add("send", self._iteration, message, self._began_ns[message], now)
         if self._returns_whole:  # else a server may have begun to return packets long before
             self._began_ns[message] = now
-        if self._failures.awaited and self._backend.norms is not None:
+        if self._failures.awaited and self._sums.norms is not None:
             self._failures.notify_if_awaited()
 
     def arrived(self, message: int) -> None:
@@ -332,7 +328,7 @@ class HostCarrier:
             self._failures.notify_if_awaited()
 
     def _events_of(self, message: int) -> list[Event]:
-        return [event for tensor in self._plan.messages[message].tensors if (event := self._events[tensor]) is not None]
+        return [self._events[tensor] for tensor in self._plan.messages[message].tensors]
 
     # -- questions and waits -----------------------------------------------------------------------
 
@@ -347,7 +343,7 @@ class HostCarrier:
     def wait(self, tensor: int | None, what: str, is_past: Callable[[], bool]) -> None:
         with self._lock:
             messages = range(len(self._plan.messages)) if tensor is None else self.engine.messages_of(tensor)
-            self._backend.await_ends(messages)
+            self._sums.await_ends(messages)
         if tensor is None:
             self._failures.wait_until(lambda: not self.engine.missing or is_past(), what)
         else:
@@ -355,7 +351,7 @@ class HostCarrier:
 
     def wait_briefly(self, limit_ns: int) -> bool:
         with self._lock:
-            self._backend.await_ends(range(len(self._plan.messages)))
+            self._sums.await_ends(range(len(self._plan.messages)))
         return self._failures.wait_briefly(lambda: not self.engine.missing, limit_ns)
 
     def interrupt(self) -> None:

@@ -1,7 +1,7 @@
 """Driver: a session's gradients and sums, from a gradient in its slot to the sum in the same slot.
 
-A `Carrier` (`carrier.py`) carries out the plan in force. It is the node's engine if the backend can carry plans out by itself
-(`Backend.carry_out`), else an engine of this process. The driver has what both have in common: the memory, the device, and
+A `Carrier` (`carrier.py`) carries out the plan in force. It is the node's engine if the plan's sums can do without this process
+(`Sums.carry_out`), else an engine of this process. The driver has what both have in common: the memory, the device, and
 waiting. Failing is in `failures.py`; what rank 0 decides for all is in `coordination.py`.
 """
 
@@ -18,7 +18,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import TensorSpec
 from gradlane.core.records.dispatch_log import Log
 from gradlane.errors import JobError, UnsupportedError
-from gradlane.live.backends.base import Backend
+from gradlane.live.backends.base import Backend, Sums
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.norms import NORMS_ARE_OF_THE_CPU, Norms
 from gradlane.live.backends.process_groups import ProcessGroups
@@ -80,6 +80,7 @@ class Driver:
         self.waited = Waited()
         self.inspect: Callable[[Sequence[int]], None] = lambda tensors: None
         self._busy_times = BusyTimes(coordination.channel.busy)
+        self._sums: Sums
         self._carrier: Carrier
         self._communicated_ns = 0  # under plans before this one
         self._gradient_buffers = GradientBuffers([])
@@ -114,9 +115,9 @@ class Driver:
         self.slots = self._gradient_buffers.slots
         self._every = range(len(self.slots))
         self.summed = self._gradient_buffers if self._staging is None else self._staging.mirror
-        self._buffers = self.summed.message_buffers(plan)
+        buffers = self.summed.message_buffers(plan)
         try:
-            self.failures.collective(lambda: self._backend.prepare(plan, self._buffers), "the connections for a plan")
+            self._sums = self.failures.collective(lambda: self._backend.prepare(plan, buffers), "the connections for a plan")
         except JobError as error:  # of this rank alone, maybe
             self.abort(error)
             raise
@@ -127,13 +128,12 @@ class Driver:
         self.failures.whereabouts = self
 
     def _carrier_of(self, plan: Plan, coordinated: bool) -> Carrier:
-        engine = self._backend.carry_out(self._keeps_log, self.failures.suspect)
+        engine = self._sums.carry_out(self._keeps_log, self.failures.suspect)
         if engine is not None:
-            return NodeCarrier(engine, self._backend, self.failures, self._recorder)
+            return NodeCarrier(engine, self._sums, self.failures, self._recorder)
         return HostCarrier(
             plan,
-            self._backend,
-            self._buffers,
+            self._sums,
             self.coordination,
             self._recorder,
             coordinated=coordinated,
@@ -245,14 +245,14 @@ class Driver:
         """Those of `tensors` whose sums have not arrived for the host, or are still queued on the device."""
         late = self._carrier.late(tensors)
         if self._has_begun:
-            late += [tensor for tensor in tensors if not all(map(self._backend.has_ended, self._messages_of[tensor]))]
+            late += [tensor for tensor in tensors if not all(map(self._sums.has_ended, self._messages_of[tensor]))]
         return late
 
     def late_behind(self, tensor: int, others: Sequence[int]) -> list[int]:
         """Those of `others` for whose sums whoever has waited for `tensor` has to wait longer."""
         if not self._backend.has_streams:
             return self._carrier.late(others)
-        come = self._backend.ended_with(self._messages_of[tensor])
+        come = self._sums.ended_with(self._messages_of[tensor])
         return [other for other in others if not come.issuperset(self._messages_of[other])]
 
     @property
@@ -295,7 +295,7 @@ class Driver:
             self._staging.bring_up(tensors)
         else:
             for message in {message for tensor in tensors for message in self._messages_of[tensor]}:
-                self._backend.join(message)
+                self._sums.join(message)
 
     def wait_for_all(self) -> None:
         """Wait for every sum of this iteration, as `wait_for` does.
@@ -311,7 +311,7 @@ class Driver:
     @property
     def norms(self) -> Norms | None:
         """The norms of this iteration's sums, which come before the sums; None where the plan's tensors have no owners."""
-        return self._backend.norms
+        return self._sums.norms
 
     def wait_for_norms(self, norms: Norms) -> None:
         """Wait until `norms` are there, or until another thread has begun the next iteration.
