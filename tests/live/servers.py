@@ -120,5 +120,5 @@ def _soak(rank: int, warm_up: int, iterations: int) -> dict[str, Any]:
             "grown_bytes": resident_bytes() - resident,
             "held_bytes": stats["held_bytes"],
             "most_held_bytes": stats["most_held_bytes"],
-            "announced_bytes": backend.most_held_bytes(session._driver._buffers),
+            "announced_bytes": backend.most_held_bytes(session._driver._sums._buffers),
         }

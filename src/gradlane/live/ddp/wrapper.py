@@ -180,7 +180,7 @@ class DistributedDataParallel(TorchDDP):
         self._note_parameters()
         self._share_with_others()
         for name in _FOR_OTHERS:
-            if kwargs.get(name) is not None and not self._kept_by_torch:
+            if kwargs.get(name) is not None:
                 self._keep_torchs(f"with {name} others sum gradients, or see them in another dtype")
         self._options = {**self.default_options, **(options or {})}
         tell_of_steps(self)
@@ -287,8 +287,7 @@ class DistributedDataParallel(TorchDDP):
             _close_abandoned()
         for other, name in self._sharing():
             for wrapper in (other, self):
-                if not wrapper._kept_by_torch:
-                    wrapper._keep_torchs(f"two wrapped models share {name}")
+                wrapper._keep_torchs(f"two wrapped models share {name}")
         _wrappers.add(self)
 
     def _sharing(self) -> list[tuple[DistributedDataParallel, str]]:
@@ -318,7 +317,9 @@ class DistributedDataParallel(TorchDDP):
                     param.grad = param.grad.clone()
 
     def _keep_torchs(self, reason: str) -> None:
-        """From now on torch sums the gradients."""
+        """From now on torch sums the gradients. The first reason stands."""
+        if self._kept_by_torch:
+            return
         self._detach()
         self._kept_by_torch = reason
         self._tell_torch_sums(reason)
@@ -446,20 +447,17 @@ class DistributedDataParallel(TorchDDP):
         dtype = _TRAVEL_AS.get(hook, unknown) if isinstance(hook, Hashable) else unknown
         if dtype is unknown or dtype != asked:
             halves = f"; gradlane sums with --wire-dtype {dtype}" if isinstance(dtype, str) else ""
-            if not self._kept_by_torch:
-                self._keep_torchs(f"{what} takes its buckets{halves}")
+            self._keep_torchs(f"{what} takes its buckets{halves}")
         return self._session is None
 
     def _register_buffer_comm_hook(self, state: object, hook: Any, comm_hook_location: Any = _POST_FORWARD) -> None:
         """As torch's, which sums for this model from now on: a session sends rank 0's buffers."""
-        if not self._kept_by_torch:
-            self._keep_torchs("a hook makes its buffers equal")
+        self._keep_torchs("a hook makes its buffers equal")
         super()._register_buffer_comm_hook(state, hook, comm_hook_location)
 
     def _update_process_group(self, new_process_group: Any) -> None:
         """As torch's, which sums for this model from now on: a session keeps its ranks."""
-        if not self._kept_by_torch:
-            self._keep_torchs("it is given another process group")
+        self._keep_torchs("it is given another process group")
         super()._update_process_group(new_process_group)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:

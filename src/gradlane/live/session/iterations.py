@@ -40,11 +40,15 @@ class Iterations:
     Args:
         parts: of the session.
         first_plan: in force until the policy's own plan is there.
+
+    Attributes:
+        summed: names and parameters of the model whose gradients are summed wherever they are trained.
     """
 
     def __init__(self, parts: Parts, first_plan: Plan) -> None:
         self.parts, job = parts, parts.job
-        self._frozen = [(name, param) for name, param in summed_parameters(job.model, job.ignored) if not param.requires_grad]
+        self.summed = summed_parameters(job.model, job.ignored)
+        self._frozen = [(name, param) for name, param in self.summed if not param.requires_grad]
         self._by_name = {name: Tracked(name, param, tensor) for tensor, (name, param) in enumerate(job.params)}
         parts.tracked_of = {id(tracked.param): tracked for tracked in self._by_name.values()}
         self._driver, self._updates, self._verifier = parts.driver, parts.updates, parts.verifier
@@ -327,11 +331,6 @@ class Iterations:
         """An optimizer's state is saved."""
         self._steps.updates_are_needed("the optimizer's state")
         self._updates.settle()
-
-    @property
-    def summed(self) -> list[tuple[str, torch.nn.Parameter]]:
-        """Names and parameters of the model whose gradients are summed wherever they are trained."""
-        return [*self.parts.job.params, *self._frozen]
 
     @property
     def trains_more(self) -> str | None:
