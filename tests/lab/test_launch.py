@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from gradlane.core import files
 from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
+from gradlane.errors import PeerDied, PeerFailed
 from tests.commands import gradlane, invoke
 
 LIMIT_SECONDS = 120  # for torch to be imported by the launcher and by two ranks, on a busy machine
@@ -118,3 +120,53 @@ def test_help_shows_our_options_first() -> None:
         "--rdzv-endpoint",
     ):
         assert option in help_text
+
+
+FAILS = """
+import torch
+from torch import nn, optim
+from torch.distributed import get_rank, init_process_group
+
+init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+optimizer = optim.SGD(model.parameters(), 0.1)
+for step in range(100):
+    if step == 10 and get_rank() == 1:
+        raise LookupError("by the test")
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_last_line_names_the_rank_that_failed_and_not_one_that_heard_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FAILS)
+    done = gradlane("launch", "--nproc", "2", "--ddp", "--policy", "blocks", script, expect=1, timeout=LIMIT_SECONDS)
+    last = done.stderr.splitlines()[-1]
+    # torchrun may see rank 0 end while rank 1 still prints its traceback
+    heard = "gradlane: rank 0 ended with exit code 1: PeerFailed: rank 1 failed: LookupError: by the test"
+    assert last == heard or re.fullmatch("gradlane: rank 1 ended with exit code 1, the first of [12] to fail; its own .*", last)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ({0: PeerFailed("rank 2 failed", 2), 1: PeerDied("rank 2 is gone", 2)}, "rank 2 was ended by SIGKILL, the first of 3"),
+        ({0: PeerDied("rank 2 is gone", 2), 1: ValueError("its own"), 2: ValueError("later")}, "rank 1 ended with exit code 1"),
+        (dict.fromkeys(range(3), PeerDied("rank 5 is gone", 5)), "rank 0 ended with exit code 1: PeerDied: rank 5 is gone"),
+    ],
+)
+def test_a_rank_that_failed_because_of_another_is_named_only_where_nothing_else_is_known(tmp_path, monkeypatch, written, said):
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
+
+    from gradlane.live.startup.torchrun import describe
+
+    failures = {}
+    for rank in range(3):
+        file = tmp_path / f"{rank}.json"
+        if rank in written:
+            monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+            get_error_handler().record_exception(written[rank])
+        failures[rank] = ProcessFailure(rank, 1000 + rank, 1 if rank in written else -9, str(file))
+    assert describe(failures).startswith(said)

@@ -12,16 +12,18 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from torch.distributed import run as _torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from gradlane.errors import GradlaneError, InputError, JobError
+from gradlane.errors import GradlaneError, InputError, JobError, PeerError
 from gradlane.lifetime import interruptible, scratch_folder, signal_of, starter
 
+_PEER_ERRORS = tuple(f"{each.__name__}:" for each in PeerError.__subclasses__())
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # for which torchrun may put handlers
 
 
@@ -41,7 +43,7 @@ def run(given: argparse.Namespace) -> int:
 
     Raises:
         InputError: torchrun refuses an option.
-        JobError: a rank failed; names the first one.
+        JobError: a rank failed; names the first one, but for ranks that failed because of another.
         KeyboardInterrupt: Ctrl-C; all ranks have ended.
     """
     # its warnings are of signals only: that one came, and to which rank it goes
@@ -51,9 +53,7 @@ def run(given: argparse.Namespace) -> int:
         with _of_this_run(given):
             _torchrun.run(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
-        raise JobError(f"rank {rank} {how}, the first of {len(error.failures)} to fail; its own output says why") from None
+        raise JobError(describe(error.failures)) from None
     except ValueError as error:
         raise InputError(f"torchrun: {error}; see torchrun --help") from error
     except SignalException as error:
@@ -61,6 +61,27 @@ def run(given: argparse.Namespace) -> int:
             raise KeyboardInterrupt from None
         return 128 + int(error.sigval)
     return 0
+
+
+def describe(failures: Mapping[int, ProcessFailure]) -> str:
+    """Which rank has failed, or, where those seen here have failed because of another, what they were told of it.
+
+    Args:
+        failures: by rank. `rank.py` has written down the error of a rank that failed because of another.
+    """
+    follows = {rank: text for rank, failure in failures.items() if (text := _error_of(failure)).startswith(_PEER_ERRORS)}
+    rank = min(failures, key=lambda each: (each in follows, failures[each].timestamp))
+    failure = failures[rank]
+    how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
+    if rank in follows:
+        return f"rank {rank} {how}: {follows[rank]}"
+    return f"rank {rank} {how}, the first of {len(failures)} to fail; its own output says why"
+
+
+def _error_of(failure: ProcessFailure) -> str:
+    """Class and text of the exception that a rank has written down; else what torchrun says of it."""
+    message: Any = failure.message  # torch's own handler writes more than text
+    return str(message["message"] if isinstance(message, dict) else message)
 
 
 @contextmanager
