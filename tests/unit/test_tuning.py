@@ -119,6 +119,14 @@ def test_a_trial_of_which_one_iteration_was_disturbed_is_measured_again():
     assert tuning.knobs == {"slice_bytes": 512}
 
 
+@pytest.mark.parametrize("paused", [1, 2, 3, 4, 5])
+def test_a_pause_of_the_script_is_not_what_a_trial_has_lost(paused):
+    tuning = Tuning(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=1, loss=5.0))
+    run(tuning, lambda size, index: MS * (4_000 if index == paused else 10))
+    assert len(tuning.trials) >= 3  # the pause ends no search
+    assert abs(tuning.lost) < 0.1
+
+
 @pytest.mark.parametrize(("times_as_long", "measured"), [(1.6, 1), (1.4, 2), (1.2, 5), (1.0, 5)])
 def test_a_bad_trial_ends_the_earlier_the_worse_it_is(times_as_long, measured):
     tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5))

@@ -113,8 +113,8 @@ class TrialRunner(Generic[Choice]):
         """What the trials have cost so far, in iterations of the starting choice: how much longer slower choices took, less
         how much sooner faster ones were done.
 
-        Each trial counts by its median, so that an iteration slowed by a busy machine is not blamed
-        on a choice.
+        Each trial counts by its median, of two in the middle by the faster one, so that an iteration slowed by a busy
+        machine, or in which the script paused, is not blamed on a choice.
         """
         self.iterations = 0
         """Iterations observed so far."""
@@ -155,9 +155,9 @@ class TrialRunner(Generic[Choice]):
 
     def _end_trial(self, cut: bool) -> bool:
         attempt = Attempt(self.choice, tuple(self._times), cut)
-        took_ns, start_ns = max(1, round(median(attempt.times_ns))), self.median_ns(self._start)
-        if self.choice != self._start and start_ns is not None:
-            self.lost += len(self._seen_ns) * (took_ns / max(1, start_ns) - 1)
+        took_ns = max(1, round(median(attempt.times_ns)))
+        if self.choice != self._start and self._of(self._start):
+            self.lost += len(self._seen_ns) * (median_low(self._seen_ns) / max(1, self._undisturbed_ns(self._start)) - 1)
         self.attempts.append(attempt)
         self._times, self._seen_ns, self._settling = [], [], self._options.settle
         before = self.choice
