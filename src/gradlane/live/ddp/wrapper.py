@@ -340,14 +340,14 @@ class DistributedDataParallel(TorchDDP):
             raise JobError("the job has failed; torch's DistributedDataParallel cannot go on with what was partly summed")
         session.close()
         self._session = None
-        with self._trained_as_when_wrapped():
+        with self._requiring_gradients():
             super()._ddp_init_helper(*self._reduced)
         if self.static_graph:
             self.reducer._set_static_graph()
             self.logger._set_static_graph()
 
     @contextlib.contextmanager
-    def _trained_as_when_wrapped(self) -> Iterator[None]:
+    def _requiring_gradients(self) -> Iterator[None]:
         """All parameters of torch's reducer require gradients, which it asks of them when it is made."""
         frozen = [param for param in self._reduced[0] if not param.requires_grad]
         try:
