@@ -201,11 +201,12 @@ class AllReduceBackend:
         if self._group_of_norms is None:
             self._group_of_norms = len(self._groups)
             self._groups.open()
-        group = self._groups[self._group_of_norms]
+        number = self._group_of_norms
 
         def begin_sum(norms: torch.Tensor, then: OnEnd) -> None:
-            self._groups.when_ended([unrecorded(group.allreduce, [norms])], then)
+            self._groups.when_ended([unrecorded(self._groups[number].allreduce, [norms])], then)
 
+        group = self._groups[0]
         return Norms(plan, buffers, dist.get_rank(group), dist.get_world_size(group), begin_sum)
 
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
