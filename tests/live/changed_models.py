@@ -10,21 +10,23 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradlane
 from tests.live.cases import differences
-from tests.live.loops import GIVEN, bits, log_lines, momentum
+from tests.live.ddp import OPTIONS, close, train_step
+from tests.live.loops import Mlp, bits, log_lines, momentum
 from tests.live.networks import slow_network
 
 Wrap = Callable[..., Any]
 STEPS = 6
-"""With one plan and optimizer, of which the drop-in defers the later ones."""
+"""Of one optimizer: the drop-in attaches after the first of them, and defers updates of the later ones."""
 
 
 class Layers(nn.Module):
     """Layers of one size, which may change places, and a head."""
+
+    batch = staticmethod(Mlp.batch)
 
     def __init__(self, layer: Callable[[], nn.Module] = lambda: nn.Linear(12, 12)) -> None:
         super().__init__()
@@ -62,33 +64,37 @@ class Adapted(nn.Module):
 
 def _train(call: Any, model: Any, optimizer: Any, generator: torch.Generator) -> None:
     for _ in range(STEPS):
-        x, y = torch.randn(8, 12, generator=generator), torch.randint(6, (8,), generator=generator)
-        optimizer.zero_grad()
-        F.cross_entropy(call(x), y).backward()
-        optimizer.step()
+        train_step(call, model, optimizer, generator)
+
+
+def _train_while_layers_change_places(wrapper: Any, model: Layers, other: int, generator: torch.Generator) -> Layers:
+    """The first and another one do, under one optimizer. A new one follows, for which the drop-in attaches anew."""
+    optimizer = momentum(model)
+    _train(wrapper, model, optimizer, generator)
+    model.swap(0, other)
+    _train(wrapper, model, optimizer, generator)
+    _train(wrapper, model, momentum(model), generator)
+    return model
+
+
+def _train_and_merge(model: Layers, wrap: Wrap, generator: torch.Generator) -> Layers:
+    wrapper = wrap(model, find_unused_parameters=True)
+    _train(wrapper, model, momentum(model), generator)
+    model.layers = nn.ModuleList(layer.merged() for layer in model.layers)
+    _train(wrapper, model, momentum(model), generator)
+    return model
 
 
 def a_frozen_layer_changes_places(wrap: Wrap, generator: torch.Generator) -> nn.Module:
     model = Layers()
     model.layers[0].requires_grad_(False)
-    wrapper, optimizer = wrap(model), momentum(model)
-    _train(wrapper, model, optimizer, generator)
-    model.swap(0, 1)
-    _train(wrapper, model, optimizer, generator)
-    _train(wrapper, model, momentum(model), generator)
-    return model
+    return _train_while_layers_change_places(wrap(model), model, 1, generator)
 
 
 def a_layer_that_is_ignored_changes_places(wrap: Wrap, generator: torch.Generator) -> nn.Module:
     model = Layers()
     TorchDDP._set_params_and_buffers_to_ignore_for_model(model, ["layers.0.weight", "layers.0.bias"])
-    wrapper = wrap(model)
-    optimizer = momentum(model)
-    _train(wrapper, model, optimizer, generator)
-    model.swap(0, 2)
-    _train(wrapper, model, optimizer, generator)
-    _train(wrapper, model, momentum(model), generator)
-    return model
+    return _train_while_layers_change_places(wrap(model), model, 2, generator)
 
 
 def a_layer_that_was_frozen_gets_a_parametrization(wrap: Wrap, generator: torch.Generator) -> nn.Module:
@@ -105,12 +111,7 @@ def a_layer_that_was_frozen_gets_a_parametrization(wrap: Wrap, generator: torch.
 
 def adapters_are_merged(wrap: Wrap, generator: torch.Generator) -> nn.Module:
     """Under the old wrapper."""
-    model = Layers(Adapted)
-    wrapper = wrap(model, find_unused_parameters=True)
-    _train(wrapper, model, momentum(model), generator)
-    model.layers = nn.ModuleList(layer.merged() for layer in model.layers)
-    _train(wrapper, model, momentum(model), generator)
-    return model
+    return _train_and_merge(Layers(Adapted), wrap, generator)
 
 
 def adapters_are_merged_into_a_model_of_its_own(wrap: Wrap, generator: torch.Generator) -> nn.Module:
@@ -127,14 +128,10 @@ def adapters_are_merged_into_a_model_of_its_own(wrap: Wrap, generator: torch.Gen
 
 
 def all_that_was_trained_has_gone(wrap: Wrap, generator: torch.Generator) -> nn.Module:
-    """The adapters, under the old wrapper; the script gives the model to torch then."""
+    """The adapters, under the old wrapper: nothing is left that it would sum."""
     model = Layers(Adapted)
     model.head.requires_grad_(False)
-    wrapper = wrap(model, find_unused_parameters=True)
-    _train(wrapper, model, momentum(model), generator)
-    model.layers = nn.ModuleList(layer.merged() for layer in model.layers)
-    _train(wrapper, model, momentum(model), generator)
-    return model
+    return _train_and_merge(model, wrap, generator)
 
 
 def a_layer_is_added(wrap: Wrap, generator: torch.Generator) -> nn.Module:
@@ -174,7 +171,7 @@ LOOPS = {
 def compare(rank: int, world: int, name: str, verify: bool) -> tuple[list[str], list[str]]:
     """What differs from torch's class after the loop of that name, and what was logged but for who reads gradients."""
     verified = gradlane.VerifyOptions(first=0, every=1) if verify else False
-    options = {"policy": "blocks", "network": GIVEN, "profile_iterations": 1, "timeout": 20, "verify": verified}
+    options = {**OPTIONS, "verify": verified}
 
     def trained(wrap: Wrap) -> Any:
         torch.manual_seed(7)
@@ -188,6 +185,5 @@ def compare(rank: int, world: int, name: str, verify: bool) -> tuple[list[str], 
     with log_lines() as lines, slow_network():
         found = trained(wrap)
         for wrapper in wrappers:
-            if wrapper.session is not None:
-                wrapper.session.close()
+            close(wrapper)
     return differences(reference, found), [line for line in lines if "reads gradients" not in line]

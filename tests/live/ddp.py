@@ -33,14 +33,16 @@ def _wrap(model: nn.Module, **kwargs: Any) -> gradlane.DistributedDataParallel:
     return gradlane.DistributedDataParallel(model, options=OPTIONS, **kwargs)
 
 
-def _step(call: Any, model: Any, optimizer: Any, generator: torch.Generator, step: Callable[[], Any] | None = None) -> None:
+def train_step(
+    call: Any, model: Any, optimizer: Any, generator: torch.Generator, step: Callable[[], Any] | None = None
+) -> None:
     x, y = model.batch(generator)
     optimizer.zero_grad()
     F.cross_entropy(call(x), y).backward()
     (step or optimizer.step)()
 
 
-def _close(wrapper: Any) -> None:
+def close(wrapper: Any) -> None:
     if wrapper.session is not None:
         wrapper.session.close()
 
@@ -55,7 +57,7 @@ def _trained(rank: int, wrap: Callable[..., Any], loop: Callable[[Any, Any, torc
         return bits(model, None), found
     finally:
         if isinstance(wrapper, gradlane.DistributedDataParallel):
-            _close(wrapper)
+            close(wrapper)
 
 
 def compare(rank: int, world: int, name: str) -> tuple[list[str], Any, list[str]]:
@@ -70,20 +72,20 @@ def joins(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     """Five steps, then rank 0 has five inputs more than rank 1, then five steps."""
     optimizer = momentum(model)
     for _ in range(5):
-        _step(wrapper, model, optimizer, generator)
+        train_step(wrapper, model, optimizer, generator)
     with wrapper.join():
         for _ in range(5 if torch.distributed.get_rank() == 0 else 1):
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
     return getattr(wrapper, "session", None) is None
 
 
 def joins_as_one_of_several(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     optimizer = momentum(model)
     for _ in range(5):
-        _step(wrapper, model, optimizer, generator)
+        train_step(wrapper, model, optimizer, generator)
     with Join([wrapper]):
         for _ in range(5 if torch.distributed.get_rank() == 0 else 2):
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
     return getattr(wrapper, "session", None) is None
 
 
@@ -92,7 +94,7 @@ def a_second_optimizer_later(wrapper: Any, model: Any, generator: torch.Generato
     first = torch.optim.SGD([p for layer in model.layers[:2] for p in layer.parameters()], lr=0.1)
     second = torch.optim.Adam([p for layer in model.layers[2:] for p in layer.parameters()], lr=0.01)
     for step in range(8):
-        _step(wrapper, model, first, generator)
+        train_step(wrapper, model, first, generator)
         if step > 3:
             second.step()
             second.zero_grad()
@@ -116,7 +118,7 @@ def a_part_frozen_between_forward_and_backward(wrapper: Any, model: Any, generat
 def an_optimizer_of_each_phase(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     for optimizer in (momentum(model), adam(model)):
         for _ in range(5):
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
     session = getattr(wrapper, "session", None)
     return session is not None and [type(one).__name__ for one in session.optimizers]
 
@@ -129,7 +131,7 @@ def validated_with_the_module_alone_back_in_training(wrapper: Any, model: Any, g
         wrapper(model.batch(generator)[0])
     model.train()
     for _ in range(5):
-        _step(wrapper, model, optimizer, generator)
+        train_step(wrapper, model, optimizer, generator)
     return getattr(wrapper, "session", None) is not None
 
 
@@ -137,7 +139,7 @@ def trained_in_evaluation_mode(wrapper: Any, model: Any, generator: torch.Genera
     optimizer = momentum(model)
     wrapper.eval()
     for _ in range(25):
-        _step(wrapper, model, optimizer, generator)
+        train_step(wrapper, model, optimizer, generator)
     return getattr(wrapper, "session", None) is None
 
 
@@ -146,7 +148,7 @@ def trained_on_after_close(wrapper: Any, model: Any, generator: torch.Generator)
     for step in range(8):
         if step == 4 and getattr(wrapper, "session", None) is not None:
             wrapper.session.close()
-        _step(wrapper, model, optimizer, generator)
+        train_step(wrapper, model, optimizer, generator)
     return getattr(wrapper, "session", None) is None
 
 
@@ -155,7 +157,7 @@ def converted_after_it_was_wrapped(wrapper: Any, model: Any, generator: torch.Ge
     model.double()
     optimizer = momentum(model)
     for _ in range(6):
-        _step(lambda x: wrapper(x.double()), model, optimizer, generator)
+        train_step(lambda x: wrapper(x.double()), model, optimizer, generator)
     return getattr(wrapper, "session", None) is None
 
 
@@ -210,11 +212,11 @@ def copies_in_between(wrapper: Any, model: Any, generator: torch.Generator) -> A
             torch.save(wrapper, file)
             file.seek(0)
             copies = [copy.deepcopy(wrapper), torch.load(file, weights_only=False)]
-        _step(wrapper, model, optimizer, generator)
+        train_step(wrapper, model, optimizer, generator)
     assert all(torch.equal(a, b) for a, b in zip(*(copied.parameters() for copied in copies), strict=True))
     for copied in copies:
         assert getattr(copied, "session", None) is None
-        _step(copied, copied.module, momentum(copied.module), generator)
+        train_step(copied, copied.module, momentum(copied.module), generator)
     return None
 
 
@@ -232,7 +234,7 @@ def _hooked(register: Callable[[Any], None], after: int = 0) -> Loop:
         for step in range(8):
             if step == after:
                 register(wrapper)
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
         return getattr(wrapper, "session", None) is None
 
     return loop
@@ -295,9 +297,9 @@ def a_part_frozen_when_wrapped(rank: int, world: int, to_torch: bool) -> tuple[l
             model.layers[-1].requires_grad_(step not in (7, 8, 9))
             if step == 8 and to_torch:
                 wrapper.register_comm_hook(None, _doubles)
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
         if isinstance(wrapper, gradlane.DistributedDataParallel):
-            _close(wrapper)
+            close(wrapper)
         return bits(model, None)
 
     reference = train(TorchDDP)
@@ -322,10 +324,10 @@ def outputs_that_are_changed(rank: int, world: int) -> list[str]:
         model, generator, kept = Remembering(), torch.Generator().manual_seed(1000 + rank), []
         wrapper, optimizer = wrap(model, find_unused_parameters=True), momentum(model)
         for _ in range(8):
-            _step(lambda x: wrapper(x)["probabilities"].mul_(3.0), model, optimizer, generator)
+            train_step(lambda x: wrapper(x)["probabilities"].mul_(3.0), model, optimizer, generator)
             kept.append(model.last.detach().clone())
         if isinstance(wrapper, gradlane.DistributedDataParallel):
-            _close(wrapper)
+            close(wrapper)
         return bits(model, None) | {f"kept {step}": values for step, values in enumerate(kept)}
 
     reference = train(TorchDDP)
@@ -361,11 +363,11 @@ def buffers_that_appear_and_move(rank: int, world: int, from_the_start: bool) ->
             for step in range(12):
                 if step in (4, 8):
                     model.layers[3] = Shifted(model.layers[3], generator)
-                _step(wrapper, model, optimizer, generator)
+                train_step(wrapper, model, optimizer, generator)
             return bits(model, optimizer), getattr(wrapper, "session", None) is not None
         finally:
             if isinstance(wrapper, gradlane.DistributedDataParallel):
-                _close(wrapper)
+                close(wrapper)
 
     reference, _ = trained(TorchDDP)
     with slow_network():
@@ -383,7 +385,7 @@ def the_module_called_by_itself(rank: int, world: int) -> tuple[list[str], list[
         model, generator = Convolutions(), torch.Generator().manual_seed(1000 + rank)
         wrapper, optimizer, seen = wrap(model), momentum(model), []
         for step in range(9):
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
             model.train(step % 3 > 0)
             if step % 2 or rank:
                 with torch.no_grad():
@@ -392,7 +394,7 @@ def the_module_called_by_itself(rank: int, world: int) -> tuple[list[str], list[
             seen.append(model.features[1].running_mean.sum().item())
         found = bits(model, None)
         if isinstance(wrapper, gradlane.DistributedDataParallel):
-            _close(wrapper)
+            close(wrapper)
         return found, seen
 
     reference, torchs = train(TorchDDP)
@@ -424,7 +426,7 @@ def past_the_wrapper(rank: int, world: int, verify: bool) -> tuple[list[str], li
                 again.backward()
             optimizer.step()
         if isinstance(wrapper, gradlane.DistributedDataParallel):
-            _close(wrapper)
+            close(wrapper)
         return bits(model, optimizer)
 
     reference = train(TorchDDP)
@@ -458,7 +460,7 @@ def two_models(rank: int, world: int) -> tuple[list[str], list[bool]]:
         }
         for wrapper in (maker, judge):
             if isinstance(wrapper, gradlane.DistributedDataParallel):
-                _close(wrapper)
+                close(wrapper)
         return found, scheduled
 
     reference, _ = train(lambda model, **kwargs: TorchDDP(model, find_unused_parameters=True, **kwargs))
@@ -513,8 +515,8 @@ def readers(rank: int, world: int) -> dict[str, list[str]]:
         generator = torch.Generator().manual_seed(rank)
         with network_until_awaited(), log_lines() as lines:
             for _ in range(10):
-                _step(wrapper, model, optimizer, generator, functools.partial(loop, model, optimizer.step))
-            _close(wrapper)
+                train_step(wrapper, model, optimizer, generator, functools.partial(loop, model, optimizer.step))
+            close(wrapper)
         found[loop.__name__] = lines
     return found
 
@@ -530,9 +532,9 @@ def looks_like_torchs(rank: int, world: int) -> list[bool]:
             found += [isinstance(wrapper, TorchDDP), wrapper.module is model]
             found.append(isinstance(wrapper._get_ddp_logging_data(), dict))
             found.append(list(wrapper.state_dict()) == [f"module.{name}" for name in model.state_dict()])
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
         found += [wrapper.session is not None, sum(deferred) > 0]
-        _close(wrapper)
+        close(wrapper)
     return found
 
 
@@ -544,7 +546,7 @@ def dropped_wrappers_leave_nothing(rank: int, world: int) -> list[bool]:
         wrapper, optimizer = _wrap(model), momentum(model)
         generator = torch.Generator().manual_seed(rank)
         for _ in range(3):
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
         sessions.append(wrapper.session)
         del wrapper
     closed = [session.closed for session in sessions]
@@ -561,12 +563,12 @@ def one_rank_trains_on_without_its_wrapper(rank: int, world: int) -> tuple[list[
         wrapper, optimizer = wrap(model), momentum(model)
         generator = torch.Generator().manual_seed(1000 + rank)
         for _ in range(6):
-            _step(wrapper, model, optimizer, generator)
+            train_step(wrapper, model, optimizer, generator)
         scheduled.append(getattr(wrapper, "session", None))
         del wrapper
         gc.collect()
         for _ in range(3 if rank == 1 else 0):
-            _step(model, model, optimizer, generator)
+            train_step(model, model, optimizer, generator)
         return bits(model, None)
 
     scheduled: list[Any] = []

@@ -34,7 +34,7 @@ class Heard:
 
     def hears(self, on_done: Any) -> Any:
         """What is called at an end in place of `on_done`."""
-        raise NotImplementedError
+        return on_done
 
 
 class Late(Heard):

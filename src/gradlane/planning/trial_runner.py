@@ -113,8 +113,8 @@ class TrialRunner(Generic[Choice]):
         """What the trials have cost so far, in iterations of the starting choice: how much longer slower choices took, less
         how much sooner faster ones were done.
 
-        Each trial counts by its median, of two in the middle by the faster one, so that an iteration slowed by a busy
-        machine, or in which the script paused, is not blamed on a choice.
+        Each trial counts by its median; of two iterations in the middle the faster one counts. So no choice is blamed for an
+        iteration in which the machine was busy or the script paused.
         """
         self.iterations = 0
         """Iterations observed so far."""

@@ -1,8 +1,7 @@
 """Sums over torch.distributed: what `AllReduceBackend.prepare` makes of a plan.
 
-torch.distributed matches the ranks' collectives by the order in which each rank issues them. So the
-last line before it compares each message with the agreed order and raises an error instead of
-letting ranks add different messages.
+Each rank must start collectives in one order, since torch.distributed matches them by that alone. `_next_in_order` compares
+each message with the agreed order. It raises an error where ranks would add different messages.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class FlatSums(_InOrder):
     ) -> None:
         super().__init__(plan, buffers, weight)
         self._groups, self._group_of_part, self.norms = groups, group_of_part, norms
-        two_phase = two_phase_sums(plan, buffers, group_of_part[0])
+        two_phase = _two_phase_sums(plan, buffers, group_of_part[0])
         self._first = [self._first_phase(buffer, two_phase.get(message)) for message, buffer in enumerate(buffers)]
         self._second = {message: _second_phase(buffers[message], each) for message, each in two_phase.items()}
         # Second phases start when all first ones have ended. Groups of one lane end messages in no order, so that
@@ -203,7 +202,7 @@ class SumsInStream(_InOrder):
     Args:
         plan, buffers, weight: of the messages.
         streams: of the device.
-        stream: in which sums take their turn.
+        stream: of the device, for sums alone.
         group_of_part: see `FlatSums`.
     """
 
@@ -218,7 +217,7 @@ class SumsInStream(_InOrder):
     ) -> None:
         super().__init__(plan, buffers, weight)
         self._streams, self._stream, self._group_of_part = streams, stream, group_of_part
-        self._two_phase = two_phase_sums(plan, buffers, group_of_part[0])
+        self._two_phase = _two_phase_sums(plan, buffers, group_of_part[0])
         self._sizes = [buffer.tensor.numel() * buffer.tensor.element_size() for buffer in buffers]
         self._ends: dict[int, Event] = {}
         self._queued: list[int] = []  # messages of this iteration, in the stream's order
@@ -287,7 +286,7 @@ class SumsInStream(_InOrder):
         return frozenset(message for message in list(self._queued) if not _is_over(self._ends[message]))
 
 
-def two_phase_sums(plan: Plan, buffers: Sequence[MessageBuffer], group: Any) -> dict[int, TwoPhase | OwnedSum]:
+def _two_phase_sums(plan: Plan, buffers: Sequence[MessageBuffer], group: Any) -> dict[int, TwoPhase | OwnedSum]:
     """The memory of each two-phase message of `plan`, by message, for the ranks of `group`."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     found: dict[int, TwoPhase | OwnedSum] = {}
