@@ -145,10 +145,11 @@ NB_MODULE(_native, module) {
         })
         .def("define", [](Node& node, uint32_t tensor, uintptr_t from, uintptr_t into, uint64_t bytes, uint8_t dtype, uint8_t op,
                           int32_t sender, int32_t receiver, int32_t at, bool whole, bool urgent_first, bool urgent_sums, uint32_t priority,
-                          uint16_t lane, uint8_t update, uint32_t staleness, uint32_t group) {
+                          uint16_t lane, bool acknowledged, uint8_t update, uint32_t staleness, uint32_t group) {
             Spec spec = MakeSpec(bytes, dtype, op, sender, receiver, at, whole, urgent_first, priority, lane, false);
             if (!IsValidRuleKind(update)) throw std::invalid_argument("update: not a kind of rule that is known");
             spec.urgent_sums = urgent_sums;
+            spec.acknowledged = acknowledged;
             spec.update = static_cast<RuleKind>(update);
             spec.staleness = staleness;
             spec.group = group;
@@ -156,7 +157,7 @@ NB_MODULE(_native, module) {
         }, nb::arg("tensor"), nb::arg("from_address"), nb::arg("into_address"), nb::arg("size_bytes"), nb::arg("dtype"),
            nb::arg("op") = 0, nb::arg("sender") = kAll, nb::arg("receiver") = kAll, nb::arg("at") = kDealt, nb::arg("whole") = false,
            nb::arg("urgent_first") = false, nb::arg("urgent_sums") = false, nb::arg("priority") = 0, nb::arg("lane") = 0,
-           nb::arg("update") = 0, nb::arg("staleness") = 0, nb::arg("group") = 0)
+           nb::arg("acknowledged") = false, nb::arg("update") = 0, nb::arg("staleness") = 0, nb::arg("group") = 0)
         .def("push", &Node::Push, nb::arg("tensor"), nb::arg("notify") = true, nb::arg("notify_sent") = false, nb::arg("flags") = 0,
            nb::arg("held") = false)
         .def("release", &Node::Release)

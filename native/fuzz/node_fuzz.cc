@@ -30,7 +30,8 @@ Rule SomeRule(fuzz::Input& input) {
 
 std::vector<uint8_t> Frame(fuzz::Input& input) {
     Header header;
-    header.type = static_cast<FrameType>(1 + input.Byte() % 17);
+    const uint8_t kind = input.Byte();  // the last type has one value of its own, so that those of the corpus stay what they are
+    header.type = kind == 255 ? FrameType::kReceived : static_cast<FrameType>(1 + kind % 17);
     header.tensor = input.Byte() % (kTensors + 2);
     header.offset = input.Byte() % 20 * uint64_t{kPacket};
     header.iteration = input.Byte() % 4;
@@ -45,7 +46,7 @@ std::vector<uint8_t> Frame(fuzz::Input& input) {
         header.length = input.Byte();
         payload.resize(header.length);
     }
-    if (header.type == FrameType::kPush && (odd & 64) != 0) header.flags |= payload.empty() ? 0 : kUpdateFlags & (header.tensor << 1);
+    if (header.type == FrameType::kPush && (odd & 64) != 0) header.flags |= payload.empty() ? 0 : (kUpdateFlags | kFlagAcknowledge) & (header.tensor << 1);
     if ((odd & 16) != 0) header.flags = static_cast<uint16_t>(input.Word());
     if (header.type == FrameType::kDefine) {
         Definition define;
@@ -109,6 +110,7 @@ Spec NextSpec(fuzz::Input& input) {
         spec.group = how >> 7;
         return spec;
     }
+    spec.acknowledged = (how & 128) != 0;
     // one that has one sender or receiver is defined once
     if ((how & 32) != 0) {
         spec.once = true;

@@ -238,7 +238,8 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
         bool by_engine = false;  // the plan has started it, and hears of it
         uint32_t iteration = 0;  // of the push under way
         uint32_t pushes = 0;
-        uint32_t unsent = 0, unreceived = 0;  // packets
+        uint32_t unsent = 0, unreceived = 0;  // packets; unsent counts what servers have yet to say, too
+        std::vector<bool> unheard;            // by server: whether it has yet to say that it has its packets
         std::vector<uint64_t> received;       // a bit a packet, in the order of Layout::first
     };
     // A call of a method above, with its arguments, until a thread that has the lock runs it.
@@ -329,6 +330,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     Connection::Sink OnHeader(Connection& connection, const Header& header) override;
     bool OnFrame(Connection& connection, const Header& header) override;
     void OnSent(Connection& connection, const Header& header) override;
+    bool OnReceived(const Connection& connection, const Header& header);
     bool IsTurn(const Connection& connection) override;
     // Outbox
     void Return(uint32_t tensor, const Spec& spec, const std::shared_ptr<const Layout>& layout, uint32_t place,

@@ -39,6 +39,9 @@ Connection::Sink Node::OnHeader(Connection& connection, const Header& header) {
         case FrameType::kPart:
         case FrameType::kAccept:
         case FrameType::kTaken: return OnMessageHeader(connection, header);
+        case FrameType::kReceived:
+            if (!connection.dialled()) return Connection::Sink::Fault(Code::kProtocol, "a worker that says it has a push");
+            return Connection::Sink::Take(connection.control_payload());
         case FrameType::kPing:
         case FrameType::kAbort:
         case FrameType::kGoodbye: return Connection::Sink::Take(connection.control_payload());
@@ -189,6 +192,10 @@ bool Node::OnEarly(Early early) {
 
 bool Node::OnFrame(Connection& connection, const Header& header) {
     if (connection.state == Connection::State::kGreeting) return OnGreeting(connection, header);
+    if (header.type == FrameType::kPush && (header.flags & kFlagAcknowledge) != 0 && !failed_) {
+        connection.QueueControl(ControlFrame(FrameType::kReceived, connection.sender, header.tensor, nullptr, 0));
+        Touch(connection);
+    }
     if (connection.early) {
         connection.early = false;
         return OnEarly({connection.peer, header, std::move(connection.receiving)});
@@ -222,6 +229,10 @@ bool Node::OnFrame(Connection& connection, const Header& header) {
         case FrameType::kPart:
         case FrameType::kAccept:
         case FrameType::kTaken: return OnMessageFrame(connection, header);
+        case FrameType::kReceived:
+            if (OnReceived(connection, header)) return true;
+            Lose(connection, Code::kProtocol, "it says that it has a push, and was not asked");
+            return false;
         case FrameType::kGoodbye: OnGoodbye(connection); return true;
         default: return true;
     }

@@ -301,7 +301,13 @@ void Node::Contribute(uint32_t tensor, Tensor& state, uint16_t flags) {
         run.layout = state.layout;
         run.server = server;
         run.end = places;
+        run.acknowledged = state.spec.acknowledged;
         state.unsent += places;
+        if (run.acknowledged) {
+            state.unheard.resize(to_server_.size());
+            state.unheard[server] = true;
+            ++state.unsent;
+        }
         Queue(*connection, QueuePriority(state.spec), std::move(run));
     }
     // no sum is whole without this worker's part, so that a server is held by keeping that back
@@ -426,6 +432,19 @@ void Node::Consumed(uint32_t tensor, uint32_t packets) {
     if (found == tensors_.end()) return;
     found->second.unsent -= packets;
     Settle(tensor, found->second);
+}
+
+// A server has all packets of a push. Returns whether it was asked to say so.
+bool Node::OnReceived(const Connection& connection, const Header& header) {
+    if (failed_) return true;
+    const auto found = tensors_.find(header.tensor);
+    if (found == tensors_.end()) return false;
+    Tensor& state = found->second;
+    if (connection.peer >= state.unheard.size() || !state.unheard[connection.peer]) return false;
+    state.unheard[connection.peer] = false;
+    --state.unsent;
+    Settle(header.tensor, state);
+    return true;
 }
 
 void Node::OnSent(Connection& connection, const Header& header) {

@@ -28,6 +28,7 @@ namespace gradlane {
 struct Run {
     FrameType type = FrameType::kPush;
     uint16_t flags = 0;
+    bool acknowledged = false;  // its last packet asks for an answer (push)
     uint32_t tensor = 0, iteration = 0, priority = 0;
     const uint8_t* memory = nullptr;  // of the whole tensor (push) or message
     std::shared_ptr<const Layout> layout;
@@ -103,6 +104,7 @@ class PacketQueue {
         Packet packet;
         packet.header.type = run.type;
         packet.header.flags = run.flags;
+        if (run.acknowledged && run.next + 1 == run.end) packet.header.flags |= kFlagAcknowledge;
         packet.header.tensor = run.tensor;
         packet.header.offset = piece.offset;
         packet.header.length = piece.length;

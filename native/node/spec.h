@@ -37,6 +37,9 @@ struct Spec {
     // Every worker means the ranks of this worker's rail (node/hosts.h). No part of what crosses the wire: all ranks
     // find it alike.
     bool rail = false;
+    // Each server that gets packets of a push says when it has them all, and only then has the push been sent. No part of
+    // the definition: the push itself says so.
+    bool acknowledged = false;
     bool operator==(const Spec&) const = default;
 };
 

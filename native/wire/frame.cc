@@ -27,7 +27,7 @@ constexpr size_t kCrcAt = 36;
 constexpr uint8_t kNesterov = 1, kMaximize = 2;
 
 bool IsKnown(uint8_t type) {
-    return type >= static_cast<uint8_t>(FrameType::kHello) && type <= static_cast<uint8_t>(FrameType::kTaken);
+    return type >= static_cast<uint8_t>(FrameType::kHello) && type <= static_cast<uint8_t>(FrameType::kReceived);
 }
 
 }  // namespace
@@ -196,6 +196,7 @@ std::optional<uint32_t> ControlBytes(FrameType type) {
         case FrameType::kPing:
         case FrameType::kAccept:
         case FrameType::kTaken:
+        case FrameType::kReceived:
         case FrameType::kGoodbye: return 0;
         case FrameType::kReject:
         case FrameType::kAbort:

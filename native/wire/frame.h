@@ -42,6 +42,7 @@ enum class FrameType : uint8_t {
     kPart = 15,      // worker: a packet of a message that was accepted
     kAccept = 16,    // server: the worker here receives what was offered
     kTaken = 17,     // server: bytes of small messages that the worker here has received
+    kReceived = 18,  // server: it has all of a push that asked for an answer
 };
 
 inline constexpr uint16_t kFlagChecksum = 1;  // payload_crc holds the CRC32C of the payload
@@ -52,6 +53,8 @@ inline constexpr uint16_t kFlagQuiet = 2, kFlagPlace = 4;
 enum class Part : uint8_t { kParameters = 0, kFirst = 1, kSecond = 2, kSteps = 3 };
 constexpr uint16_t FlagsOf(Part part) { return static_cast<uint16_t>(static_cast<uint16_t>(part) << 3); }
 constexpr Part PartOf(uint16_t flags) { return static_cast<Part>(flags >> 3 & 3); }
+// Of the last packet of a push: the server answers with kReceived.
+inline constexpr uint16_t kFlagAcknowledge = 32;
 inline constexpr uint16_t kUpdateFlags = kFlagQuiet | kFlagPlace | FlagsOf(Part::kSteps);
 
 struct Header {

@@ -77,6 +77,7 @@ class Node:
         urgent_sums: bool = False,
         priority: int = 0,
         lane: int = 0,
+        acknowledged: bool = False,
         update: int = 0,
         staleness: int = 0,
         group: int = 0,

@@ -53,7 +53,14 @@ def test_geryon_as_its_paper_has_it_keeps_them_too(check):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(("name", "knobs"), [("p3", {"buffer_bytes": 100_000}), ("geryon", {"threshold": "auto"})])
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("p3", {"buffer_bytes": 100_000}),
+        ("geryon", {"threshold": "auto"}),
+        ("bytescheduler", {"partition_bytes": 2_000, "credit_bytes": 2_000, "until": "acknowledged"}),
+    ],
+)
 def test_other_choices_of_a_policy_keep_them_too(name, knobs, check):
     check(policies.get(name, **knobs), 20)
 

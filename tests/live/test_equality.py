@@ -27,6 +27,8 @@ OVER_SERVERS = [(name, KNOBS.get(name, {})) for name in catalog.names("server")]
 # what a policy does otherwise than by default
 CHOICES = [
     ("p3", {"slice_bytes": 8000, "buffer_bytes": 16000}),
+    ("p3", {"slice_bytes": 8000, "until": "acknowledged"}),
+    ("bytescheduler", {"partition_bytes": 8000, "credit_bytes": 16000, "until": "acknowledged"}),
     ("geryon", {"slice_bytes": 8000, "threshold": "auto"}),
     ("geryon", {"slice_elements": 2000, "shards": 3}),
     ("geryon", {"slice_elements": 2000, "shards": 3, "pulls": "after pushes", "pull_seed": 3}),
@@ -79,9 +81,10 @@ def test_so_does_every_policy_over_servers(two_ranks, model, optimizer, policies
 
 
 def test_so_does_every_policy_over_servers_of_two_hosts(two_ranks):
-    case = {"model": "tied-transformer", "optimizer": "sgd", "policies": OVER_SERVERS, "steps": 12, "network": GIVEN}
+    policies = [*OVER_SERVERS, *CHOICES]
+    case = {"model": "tied-transformer", "optimizer": "sgd", "policies": policies, "steps": 12, "network": GIVEN}
     for found in two_ranks.run("tests.live.host_sums:equals_ddp", backend="server", **case):
-        assert found == {str(policy): [] for policy in OVER_SERVERS}
+        assert found == {str(policy): [] for policy in policies}
 
 
 @pytest.mark.parametrize(("model", "backend"), [*((model, "all-reduce") for model in MODELS), ("tied-transformer", "server")])

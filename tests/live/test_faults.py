@@ -209,8 +209,14 @@ def test_harm_to_one_rank_is_named_by_all_others_soon_at_every_moment(server, tm
         ("name", r"tensor 0: layers.3.bias of [6] torch.float32 on rank 0"),
         ("count", r"the number of tensors: 8 on rank 0"),
         ("buffer", r"the number of buffers: 0 on rank 0"),
-        ("policy", r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304, pulls='priority') on rank 0"),
-        ("knob", r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304, pulls='priority') on rank 0"),
+        (
+            "policy",
+            r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304, pulls='priority', until='sent') on rank 0",
+        ),
+        (
+            "knob",
+            r"policy: ByteScheduler(partition_bytes=1048576, credit_bytes=4194304, pulls='priority', until='sent') on rank 0",
+        ),
         ("backend", r"backend: all-reduce on rank 0"),
         ("order", r"order: planned on rank 0"),
         ("optimizer", r"optimizers: ('SGD',) on rank 0"),

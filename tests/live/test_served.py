@@ -23,6 +23,7 @@ POLICIES = [
     policies.get("p3", slice_bytes=256),
     policies.get("bytescheduler", partition_bytes=256, credit_bytes=512),
     policies.get("bytescheduler", partition_bytes=200, credit_bytes=400, pulls="arrival"),
+    policies.get("bytescheduler", partition_bytes=200, credit_bytes=400, until="acknowledged"),
 ]
 
 

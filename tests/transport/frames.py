@@ -8,8 +8,9 @@ import struct
 from gradlane import _native
 
 HELLO, CHALLENGE, PROOF, WELCOME, REJECT, DEFINE, FORGET, PUSH, RESULT, PING, ABORT, GOODBYE, RULE = range(1, 14)
+RECEIVED = 18
 HEADER_BYTES = 40
-CHECKSUM = 1
+CHECKSUM, ACKNOWLEDGE = 1, 32
 
 
 def frame(

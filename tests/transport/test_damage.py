@@ -7,8 +7,6 @@ import hmac
 import random
 import socket
 import struct
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -18,7 +16,20 @@ import pytest
 from gradlane.errors import CommunicationError, CorruptError, JobError, PeerDied
 from gradlane.transport import Node, NodeOptions
 from tests.processes import resident_bytes
-from tests.transport.frames import CHALLENGE, HEADER_BYTES, PROOF, PUSH, RESULT, WELCOME, frame, hello
+from tests.transport.frames import (
+    ACKNOWLEDGE,
+    CHALLENGE,
+    CHECKSUM,
+    HEADER_BYTES,
+    PING,
+    PROOF,
+    PUSH,
+    RECEIVED,
+    RESULT,
+    WELCOME,
+    frame,
+    hello,
+)
 from tests.transport.proxy import Proxy, proxy
 
 pytestmark = pytest.mark.matrix
@@ -110,6 +121,7 @@ LIES = {
     "another iteration": frame(PUSH, bytes(2000), iteration=5),
     "a sum from a worker": frame(RESULT, bytes(2000)),
     "the same packet twice": frame(PUSH, bytes(2000)) * 2,
+    "that it has a push of the server's": frame(RECEIVED),
 }
 
 
@@ -153,27 +165,81 @@ def test_a_member_that_lies_is_refused_before_anything_is_allocated(lie: str) ->
         assert (tensor == 1).all()
 
 
-def test_a_server_that_lies_is_refused_by_the_worker() -> None:
-    """A server made by hand, which greets and then returns a sum that nobody waits for."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with listener, listener.accept()[0] as connection:
+@contextmanager
+def with_a_server_made_by_hand(**options: object) -> Iterator[tuple[Node, socket.socket]]:
+    """Rank 1 of two, and its connection to the only server as that server has it, past the greeting."""
+    fields = {"world": 2, "servers": 1, "rank": 1, "server": None, "linger_s": 0.05, **options}
+    with socket.create_server(("127.0.0.1", 0)) as listener, Node(NodeOptions(**fields)) as worker:  # type: ignore[arg-type]
+        worker.dial(0, "127.0.0.1", listener.getsockname()[1])
+        connection, _ = listener.accept()
+        with connection:
             said = _exactly(connection, HEADER_BYTES + len(hello()))[HEADER_BYTES:]
             proof = hmac.new(b"", b"s" + said + bytes(32), hashlib.sha256).digest()
             connection.sendall(frame(CHALLENGE, bytes(32) + proof))
             _exactly(connection, HEADER_BYTES + 32)
             connection.sendall(frame(WELCOME))
-            connection.sendall(frame(RESULT, struct.pack("<f", 7) * WORDS, offset=2**64 - 8))
-            time.sleep(0.5)
+            yield worker, connection
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    with Node(NodeOptions(world=2, servers=1, rank=1, server=None, linger_s=0.05)) as worker:
+
+def test_a_server_that_lies_is_refused_by_the_worker() -> None:
+    with with_a_server_made_by_hand() as (worker, connection):
         tensor = np.ones(WORDS, np.float32)
         worker.define(0, tensor.ctypes.data, tensor.nbytes, "float32")
-        worker.dial(0, "127.0.0.1", listener.getsockname()[1])
+        connection.sendall(frame(RESULT, struct.pack("<f", 7) * WORDS, offset=2**64 - 8))
         with pytest.raises(JobError, match="server 0 at"):
             worker.take(5)
         assert (tensor == 1).all()
-    thread.join()
+
+
+def test_a_push_has_been_sent_once_its_server_says_that_it_has_it() -> None:
+    packet_bytes = 64
+    with with_a_server_made_by_hand(packet_bytes=packet_bytes) as (worker, connection):
+        asks, plain = (np.ones(3 * packet_bytes // 4, np.float32) for _ in range(2))
+        for tensor, memory in enumerate((asks, plain)):
+            worker.define(tensor, memory.ctypes.data, memory.nbytes, "float32", acknowledged=memory is asks)
+            worker.push(tensor, notify_sent=True)
+        flags = []
+        while len(flags) < 6:
+            header = _exactly(connection, HEADER_BYTES)
+            if header[3] == PUSH:
+                flags.append(int.from_bytes(header[30:32], "little") & ~CHECKSUM)
+                _exactly(connection, packet_bytes)
+        assert flags == [0, 0, ACKNOWLEDGE, 0, 0, 0]
+        for tensor in (0, 1):
+            for place in range(3):
+                connection.sendall(frame(RESULT, bytes(packet_bytes), tensor=tensor, offset=place * packet_bytes))
+        worker.wait(1, 10)
+        assert not worker.is_done(0)  # whose sum came earlier, on the same connection
+        assert sorted(_taken(worker, 2)) == [~1, 1]
+        connection.sendall(frame(RECEIVED, tensor=0))
+        worker.wait(0, 10)
+        assert sorted(_taken(worker, 2)) == [~0, 0]
+        connection.sendall(frame(RECEIVED, tensor=0))
+        with pytest.raises(JobError, match=r"server 0 at .* says that it has a push, and was not asked"):
+            worker.take(10)
+
+
+def _taken(worker: Node, count: int) -> list[int]:
+    told: list[int] = []
+    while len(told) < count:
+        told += worker.take(10)
+    return told
+
+
+def test_a_server_answers_the_last_packet_of_a_push_before_the_others_push_theirs() -> None:
+    packet_bytes = 64
+    options = NodeOptions(world=2, servers=1, rank=0, server=0, linger_s=0.05, packet_bytes=packet_bytes)
+    with Node(options) as server, greeted(server.port) as member:
+        server.join(5)
+        tensor = np.ones(2 * packet_bytes // 4, np.float32)
+        # both packets come before the server knows their tensor
+        member.sendall(frame(PUSH, bytes(packet_bytes)))
+        member.sendall(frame(PUSH, bytes(packet_bytes), offset=packet_bytes, flags=ACKNOWLEDGE))
+        answers = []
+        while RECEIVED not in answers:
+            answers.append(_exactly(member, HEADER_BYTES)[3])
+        assert set(answers) <= {PING, RECEIVED}
+        server.define(0, tensor.ctypes.data, tensor.nbytes, "float32")
+        server.push(0)
+        assert server.take(10) == [0]
+        assert (tensor == 1).all()

@@ -87,10 +87,10 @@ def test_policies_as_json_has_the_knobs_with_their_defaults_and_the_backends():
         "name": "bytescheduler",
         "default": [],
         "paper": "ByteScheduler (SOSP '19) Algorithm 1",
-        "differs": "credit equal to the slice suffices, and over servers comes back without an acknowledgement; "
+        "differs": "credit equal to the slice suffices, and over servers comes back without an acknowledgement (knob until); "
         "over all-reduce the plan's order by default, the paper's with rank 0 deciding; "
         "only PyTorch crosses the barrier",
-        "knobs": {"partition_bytes": 1048576, "credit_bytes": 4194304, "pulls": "priority"},
+        "knobs": {"partition_bytes": 1048576, "credit_bytes": 4194304, "pulls": "priority", "until": "sent"},
         "backends": ["all-reduce", "server"],
     }
     defaults = {name: row["default"] for name, row in rows.items() if row["default"]}

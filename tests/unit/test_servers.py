@@ -152,16 +152,19 @@ def test_a_packet_costs_its_startup_and_its_bytes_one_after_another(packets, sta
     assert cluster.as_network().bytes_per_second == pytest.approx(640 * 10**9 / each, rel=1e-6)
 
 
+def acknowledged(plan):
+    return msgspec.structs.replace(plan, lanes=tuple(msgspec.structs.replace(lane, acknowledged=True) for lane in plan.lanes))
+
+
 @settings(max_examples=40, deadline=None)
-@given(slices=st.integers(2, 12), acknowledgement_ns=st.integers(0, 500_000), startup_ns=st.integers(0, 300_000))
-def test_a_slice_alone_in_its_window_waits_for_the_acknowledgement_of_the_one_before(slices, acknowledgement_ns, startup_ns):
+@given(slices=st.integers(2, 12), startup_ns=st.integers(0, 300_000), name=st.sampled_from(["bytescheduler", "p3"]))
+def test_a_slice_alone_in_its_window_waits_for_the_acknowledgement_of_the_one_before(slices, startup_ns, name):
     size, rate = 6_400, GB // 10
     cluster = Cluster.homogeneous(2, 1, rate, startup_ns=startup_ns)
-    heard = msgspec.structs.replace(cluster, acknowledgement_ns=acknowledgement_ns)
     profile = chain((10, slices * size, 3, 20))
-    policy = catalog.get("bytescheduler", partition_bytes=size, credit_bytes=size)
-    plan = make_plan(policy, profile, Place.of(cluster))
-    timelines = simulate_servers(plan, profile, heard, iterations=2)
+    sizes = {"slice_bytes": size} if name == "p3" else {"partition_bytes": size, "credit_bytes": size}
+    plan = make_plan(catalog.get(name, until="acknowledged", **sizes), profile, Place.of(cluster))
+    timelines = simulate_servers(plan, profile, cluster, iterations=2)
     for timeline in timelines:
         check_timeline(timeline, plan)
     sends = [span for span in timelines[0].of("send") if span.iteration == 1]
@@ -174,14 +177,13 @@ def test_a_slice_alone_in_its_window_waits_for_the_acknowledgement_of_the_one_be
 
 
 def test_an_acknowledgement_comes_so_long_after_the_servers_have_the_message():
-    cluster = msgspec.structs.replace(Cluster.homogeneous(1, 1, GB // 10), packet_bytes=640, acknowledgement_ns=1_000)
-    cluster = msgspec.structs.replace(cluster, startup_ns=50_000)
+    cluster = msgspec.structs.replace(Cluster.homogeneous(1, 1, GB // 10, startup_ns=50_000), packet_bytes=640)
     profile = chain((10, 6_400, 3, 20))
-    plan = make_plan(catalog.get("wfbp"), profile, Place.of(cluster))
+    plan = acknowledged(make_plan(catalog.get("wfbp"), profile, Place.of(cluster)))
     (timeline,) = simulate_servers(plan, profile, cluster)
     (send,) = (span for span in timeline.of("send") if span.iteration == 1)
-    # the startup, the bytes over a link whose switch sends on what it has, and the acknowledgement
-    assert send.end_ns - send.start_ns == 50_000 + 64_000 + 1_000
+    # the startup, the bytes over a link whose switch sends on what it has, and the acknowledgement, a message too
+    assert send.end_ns - send.start_ns == 50_000 + 64_000 + 50_000
 
 
 @settings(deadline=None)
@@ -415,6 +417,8 @@ def test_what_servers_cannot_do_is_refused():
 def test_every_policy_runs_on_any_cluster_that_carries_it_and_its_timelines_pass(name, profile, data, staleness):
     cluster = data.draw(clusters(external=name in policies.names("server", external=True)))
     plan = planned(name, profile, cluster)
+    if data.draw(st.booleans()):
+        plan = acknowledged(plan)
     for timeline in simulate_servers(plan, profile, cluster, 2, staleness=staleness, jitter=0.1):
         check_timeline(timeline, plan)
         assert len(timeline.iteration_ns()) == 2

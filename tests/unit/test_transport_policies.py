@@ -19,6 +19,7 @@ from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan, took_ns
 from gradlane.policies.bytescheduler import ByteScheduler
 from gradlane.policies.geryon import Geryon
+from gradlane.policies.p3 import P3
 from gradlane.policies.prophet import Prophet
 from gradlane.sim import iteration_ns, simulate, simulate_servers
 from gradlane.testing.generators import LAYERS, chain, networks, profiles
@@ -214,6 +215,18 @@ def test_servers_return_the_most_urgent_sum_of_bytescheduler_first_unless_told_o
     assert make_plan(ByteScheduler(), profile, Place(Network.line(3, 0, 10**9))).wire == "fifo"
     with pytest.raises(InputError, match="pulls: got 'last', expected 'priority' or 'arrival'"):
         ByteScheduler(pulls="last")
+
+
+@pytest.mark.parametrize("policy", [ByteScheduler, P3])
+def test_a_slice_takes_its_credit_until_it_was_sent_or_is_acknowledged(policy):
+    profile = zoo.profile("resnet50", device="m60", batch=64)
+    sent, heard = (policy(**knobs).plan(profile, Network.line(3, 0, 10**9)) for knobs in ({}, {"until": "acknowledged"}))
+    assert (sent.is_acknowledged, heard.is_acknowledged) == (False, True)
+    assert sent.messages == heard.messages
+    assert sent.fingerprint != heard.fingerprint
+    assert b"acknowledged" not in msgspec.json.encode(sent)
+    with pytest.raises(InputError, match="until: got 'read', expected 'sent' or 'acknowledged'"):
+        policy(until="read")
 
 
 def test_prophet_sends_before_gradient_0_only_what_fits_and_holds_the_rest():

@@ -158,7 +158,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         startup_ns: time that a sender spends on each message before its bytes go, one message after
-            another (Mercury §III).
+            another (Mercury §III). A server's acknowledgement takes as long to be heard.
         sum_bytes_per_second: rate at which a server adds a worker's bytes (None: adding takes no
             time).
         update_bytes_per_second: rate at which a server updates parameters. None: the workers
@@ -168,9 +168,6 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         packet_bytes: the largest unit that a link serves without a pause.
         packet_startup_ns: time that a host spends on each packet before the packet's bytes pass its uplink, one packet after
             another (Mercury Fig. 17). UNSET, and left out of files: a packet costs its bytes alone.
-        acknowledgement_ns: how long after the servers have a message whole its sender hears of it. The message leaves its
-            window then, or when its sum is back, if that is earlier (ByteScheduler §4.2, Mercury §IV-A). UNSET, and left out of
-            files: a message leaves its window when its last byte has left the sender, as over gradlane's transport.
         source: where the numbers come from.
         bus: the workers of a host are devices that sum a message first, and the host sends the sum
             as one; each worker's host has `Bus.devices` of them. UNSET, and left out of files: each
@@ -188,7 +185,6 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = "unstated"
     bus: Bus | UnsetType = UNSET
     packet_startup_ns: int | UnsetType = UNSET
-    acknowledgement_ns: int | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         for field, values in (("hosts", self.hosts), ("workers", self.workers), ("servers", self.servers)):
@@ -209,8 +205,6 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_name("source", self.source)
         if self.packet_startup_ns is not UNSET:
             need_int("packet_startup_ns", self.packet_startup_ns, 1, MAX_NS)
-        if self.acknowledgement_ns is not UNSET:
-            need_int("acknowledgement_ns", self.acknowledgement_ns, 0, MAX_NS)
         if self.bus is not UNSET:
             for host, count in Counter(worker.host for worker in self.workers).items():
                 need(count == self.bus.devices, "workers", count, f"the {self.bus.devices} of the bus on host {host}")
@@ -283,11 +277,6 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if shared and not shared == len(of_workers) == len(of_servers):
             return False
         return all(len({self.hosts[index] for index in places}) == 1 for places in (of_workers, of_servers))
-
-    @property
-    def needs_packets(self) -> bool:
-        """Whether each packet counts, though the workers are all alike."""
-        return self.packet_startup_ns is not UNSET or self.acknowledgement_ns is not UNSET
 
     def _with_startups(self, bytes_per_second: int) -> int:
         """The bytes per second of whole packets that a link of this rate carries, each after its startup."""

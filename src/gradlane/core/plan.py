@@ -91,10 +91,13 @@ class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         window_bytes: how many bytes the lane may have unfinished (None: no limit). A message larger
             than the window may go alone.
         network_priority: the priority class of the lane's packets, 0 (highest) to 7.
+        acknowledged: over servers a message is finished when they have all of it and have said so, or when its sum is
+            back (ByteScheduler §4.2). UNSET, and left out of files: when its last byte has left the sender.
     """
 
     window_bytes: int | None = None
     network_priority: int = 0
+    acknowledged: bool | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.window_bytes is not None:
@@ -296,6 +299,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             starts.append((index, index in seen))
             seen.add(index)
         return tuple(starts)
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether servers say of messages of a lane that they have them."""
+        return any(lane.acknowledged for lane in self.lanes)
 
     @property
     def has_windows(self) -> bool:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
+from msgspec import UNSET, UnsetType
+
 from gradlane.core.fields import MAX_MESSAGES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice, Wire
@@ -87,6 +89,9 @@ class KnobRange(NamedTuple):
 SIZES = KnobRange(64 * 2**10, 256 * 2**20)
 """From sizes whose per-message overhead exceeds their transfer, to sizes at which no tensor is cut.
 """
+
+UNTIL: Mapping[str, bool | UnsetType] = {"sent": UNSET, "acknowledged": True}
+"""The knob `until`: until when a message takes room in its window over servers, as `Lane.acknowledged`."""
 
 
 def tunable(policy: Policy) -> Mapping[str, KnobRange]:

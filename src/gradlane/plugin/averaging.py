@@ -233,6 +233,7 @@ class Averaging:
                 wire=plan.wire,
                 priority=message.priority,
                 lane=message.lane,
+                acknowledged=plan.is_acknowledged,
             )
             self._next += 1
         where = [

@@ -9,7 +9,7 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, need, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Lane, Plan, Wire
-from gradlane.core.policy import SIZES, KnobRange, sliced_by_urgency
+from gradlane.core.policy import SIZES, UNTIL, KnobRange, sliced_by_urgency
 from gradlane.core.profile import Profile
 
 _WIRES: dict[str, Wire] = {"priority": "pull-priority", "arrival": "fifo"}
@@ -27,8 +27,8 @@ class ByteScheduler(msgspec.Struct, frozen=True):
 
     Differs from the paper: a slice starts if the credit equals its size. Line 16 asks for more, so that a window of
     one slice would never open. A lone slice larger than the credit may go. Over servers a slice gives its credit back
-    when its bytes have left, as gradlane's transport has no acknowledgements; the simulator has them
-    (`Cluster.acknowledgement_ns`). Over all-reduce the credit comes back with the sum, as in the paper.
+    when its bytes have left. In the paper it does so when servers have acknowledged it (`until="acknowledged"`), which
+    leaves a link idle while nothing else is in the window. Over all-reduce the credit comes back with the sum, as in the paper.
     `gradlane.planning.tuning` searches the knobs (§4.3), not the policy.
 
     All-reduces have one order on all ranks. In the paper rank 0 decides it while the iteration runs, and tells the
@@ -40,12 +40,13 @@ class ByteScheduler(msgspec.Struct, frozen=True):
         partition_bytes: the largest slice.
         credit_bytes: how many bytes may be unfinished.
         pulls: how servers order the sums that they return: by "priority", or by "arrival".
+        until: until when a slice takes its credit over servers: until it was "sent", or until they have "acknowledged" it.
     """
 
     name: ClassVar[str] = "bytescheduler"
     paper: ClassVar[str] = "ByteScheduler (SOSP '19) Algorithm 1"
     differs: ClassVar[str] = (
-        "credit equal to the slice suffices, and over servers comes back without an acknowledgement; "
+        "credit equal to the slice suffices, and over servers comes back without an acknowledgement (knob until); "
         "over all-reduce the plan's order by default, the paper's with rank 0 deciding; only PyTorch crosses the barrier"
     )
 
@@ -54,11 +55,13 @@ class ByteScheduler(msgspec.Struct, frozen=True):
     partition_bytes: int = 2**20
     credit_bytes: int = 4 * 2**20
     pulls: str = "priority"
+    until: str = "sent"
 
     def __post_init__(self) -> None:
         need_int("partition_bytes", self.partition_bytes, 8, MAX_BYTES)
         need_int("credit_bytes", self.credit_bytes, 1, MAX_BYTES)
         need(self.pulls in _WIRES, "pulls", self.pulls, " or ".join(map(repr, _WIRES)))
+        need(self.until in UNTIL, "until", self.until, " or ".join(map(repr, UNTIL)))
 
     @property
     def wire_over_servers(self) -> Wire:
@@ -67,5 +70,5 @@ class ByteScheduler(msgspec.Struct, frozen=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         messages = sliced_by_urgency(profile, self.partition_bytes, "partition_bytes")
-        lanes = (Lane(window_bytes=self.credit_bytes),)
+        lanes = (Lane(window_bytes=self.credit_bytes, acknowledged=UNTIL[self.until]),)
         return Plan(self.name, profile.model, profile.specs, messages, lanes, crosses_barrier=True)

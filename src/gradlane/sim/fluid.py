@@ -18,6 +18,8 @@ import heapq
 from collections.abc import Sequence
 from fractions import Fraction
 
+from msgspec import UNSET
+
 from gradlane.core.cluster import Cluster, Link
 from gradlane.core.fields import MAX_RATE
 from gradlane.core.plan import returns_whole
@@ -88,7 +90,8 @@ class FluidFabric:
 
     def __init__(self, jobs: Sequence[Job], cluster: Cluster) -> None:
         assert cluster.is_homogeneous
-        assert not cluster.needs_packets
+        assert cluster.packet_startup_ns is UNSET
+        assert not any(job.plan.is_acknowledged for job in jobs)
         self.events = 0
         self._jobs, self._cluster = jobs, cluster
         self._now = 0

@@ -12,9 +12,11 @@ control would have it. Packets that are not in flight can still be overtaken, co
 downlink get equal shares, and one worker's pushes do not delay another worker's sums.
 
 **Servers.** A server adds packets in order of arrival, one after another. It returns a unit (see `sharding`) to all workers
-when it has the unit from all of them. If training is not synchronous, it returns a worker's unit to that worker at once. A
-message leaves its window when its last packet has left the worker, or with `Cluster.acknowledgement_ns` when the worker hears
-that the servers have it. Packets between a worker and a server on one host pass no link.
+when it has the unit from all of them. If training is not synchronous, it returns a worker's unit to that worker at once.
+Packets between a worker and a server on one host pass no link.
+
+**Windows.** A message leaves its window when its last packet has left the worker. Where its lane is acknowledged, it does so
+when the worker hears that the servers have it: `Cluster.startup_ns` after the last packet has come, or with its sum.
 """
 
 from __future__ import annotations
@@ -82,8 +84,9 @@ class PacketFabric:
         self._ports: list[list[deque[tuple[_Connection, _Item, int, int]]]] = [
             [deque() for _ in range(cluster.network_classes)] for _ in range(hosts)
         ]
-        self._acknowledges = cluster.acknowledgement_ns is not UNSET
-        self._acknowledgement_ns = 0 if cluster.acknowledgement_ns is UNSET else cluster.acknowledgement_ns
+        self._acknowledged = [
+            [bool(job.plan.lanes[message.lane].acknowledged) for message in job.plan.messages] for job in jobs
+        ]
         self._startup_ns = 0 if cluster.packet_startup_ns is UNSET else cluster.packet_startup_ns
         self._most_under_way = UNDER_WAY * cluster.packet_bytes
         self._heap: list[tuple[int, int, int, tuple[int, int, int]]] = []
@@ -91,7 +94,7 @@ class PacketFabric:
         self._sender_free = [0] * len(ranks)
         self._server_free = [0] * len(cluster.servers)
         # for each job the events that each unit still waits for; for each rank's message the packets
-        # not yet pushed, or not yet at a server where messages are acknowledged, and those not yet pulled
+        # not yet pushed, or of an acknowledged lane not yet at a server, and those not yet pulled
         self._missing = [[self._wants(j, unit) for unit in range(len(deal.units))] for j, deal in enumerate(self._deals)]
         self._missing_alone = [list(self._missing[job]) if not self._together else [] for job, _ in ranks]
         self._unpushed = [[0] * len(jobs[job].plan.messages) for job, _ in ranks]
@@ -168,7 +171,7 @@ class PacketFabric:
         key = self._key(job, message, is_sum=False)
         for packet in range(deal.first[message], deal.first[message + 1]):
             if self._server_host[deal.server[packet]] == host:
-                if not self._acknowledges:
+                if not self._acknowledged[job][message]:
                     self._left(now_ns, rank, message)
                 self._at_server(now_ns, rank, packet)
             else:
@@ -235,7 +238,7 @@ class PacketFabric:
         stream, item, _, to = load
         _, packet, rank, is_pull = item
         deal = self._deals[stream.job]
-        if not is_pull and not self._acknowledges:
+        if not is_pull and not self._acknowledged[stream.job][deal.message[packet]]:
             self._left(now_ns, rank, deal.message[packet])
         port = len(self._ports) + to
         if self._carries[port] is None:
@@ -273,16 +276,16 @@ class PacketFabric:
             self._at_server(now_ns, rank, packet)
 
     def _left(self, now_ns: int, rank: int, message: int) -> None:
-        """A packet has left its worker, or passes no link; where messages are acknowledged, a server has it.
+        """A packet has left its worker, or passes no link; where its lane is acknowledged, a server has it.
 
         With the last packet the message leaves its window, or is acknowledged.
         """
         self._unpushed[rank][message] -= 1
         if self._unpushed[rank][message]:
             return
-        if self._acknowledges:
-            self._heard_ns[rank][message] = now_ns + self._acknowledgement_ns
-            self._at(now_ns + self._acknowledgement_ns, ACKNOWLEDGED, (rank, message, 0))
+        if self._acknowledged[self._ranks[rank][0]][message]:
+            heard_ns = self._heard_ns[rank][message] = now_ns + self._cluster.startup_ns
+            self._at(heard_ns, ACKNOWLEDGED, (rank, message, 0))
         else:
             self._notices.append(Notice(now_ns, rank, message, False))
 
@@ -293,8 +296,9 @@ class PacketFabric:
 
     def _at_server(self, now_ns: int, rank: int, packet: int) -> None:
         """A server has received a packet, and adds it after those that came before it."""
-        deal = self._deals[self._ranks[rank][0]]
-        if self._acknowledges:
+        job = self._ranks[rank][0]
+        deal = self._deals[job]
+        if self._acknowledged[job][deal.message[packet]]:
             self._left(now_ns, rank, deal.message[packet])
         rate = self._cluster.sum_bytes_per_second
         if rate is None:

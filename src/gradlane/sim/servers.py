@@ -177,7 +177,8 @@ def simulation(
         if jitter > 0 or _unlike_devices(cluster):
             jobs = (_in_one_order(jobs[0], cluster),)
     plain = jitter == 0 and all(job.placement is None and job.workers is None for job in jobs)
-    homogeneous = cluster.is_homogeneous and plain and not whole and not cluster.needs_packets
+    packets_count = cluster.packet_startup_ns is not UNSET or any(job.plan.is_acknowledged for job in jobs)
+    homogeneous = cluster.is_homogeneous and plain and not whole and not packets_count
     if not homogeneous:
         jobs = [_at_owners(job, cluster) for job in jobs]
     placed = [

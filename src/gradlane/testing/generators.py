@@ -290,7 +290,7 @@ def carried(cluster: Cluster) -> tuple[str, ...]:
 @st.composite
 def clusters(draw: st.DrawFn, external: bool = True) -> Cluster:
     """Any small cluster: shared hosts, uneven shards, links that change, startup, slow sums,
-    network classes, packets that cost time, acknowledgements.
+    network classes, packets that cost time.
 
     Args:
         external: whether servers may be anywhere; otherwise one is on each worker's host, in its
@@ -321,5 +321,4 @@ def clusters(draw: st.DrawFn, external: bool = True) -> Cluster:
         draw(st.sampled_from([None, 10**10])),
         draw(st.integers(1, 2)),
         packet_startup_ns=draw(rarely(1_000)),
-        acknowledgement_ns=draw(rarely(0, 50_000)),
     )

@@ -231,10 +231,12 @@ def check_servers(policy: Policy, examples: int = 50) -> None:
         with _promise(policy, "servers beside the workers carry its plan out"), logged_dispatchers() as made:
             plan = make_plan(policy, profile, place)
             made.clear()  # those of what it tried
-            (timeline,) = simulate_servers(plan, profile, cluster)
-            check_timeline(timeline, plan)
-            _check_bound(profile, cluster, timeline.iteration_ns()[-1])
-            check_logs(made, plan, dispatchers=1, iterations=3)
+            timelines = simulate_servers(plan, profile, cluster)
+            assert len(timelines) == (workers if plan.is_acknowledged else 1), "one worker does not stand for all"
+            for timeline in timelines:
+                check_timeline(timeline, plan)
+            _check_bound(profile, cluster, max(timeline.iteration_ns()[-1] for timeline in timelines))
+            check_logs(made, plan, dispatchers=len(timelines), iterations=3)
 
     startups = st.sampled_from([0, 30_000])
     holds_for(_fewer(examples, 4), check, profile=_SMALL, workers=st.integers(1, 4), startup_ns=startups)

@@ -232,6 +232,7 @@ class Node:
         wire: Wire = "packet-fifo",
         priority: int = 0,
         lane: int = 0,
+        acknowledged: bool = False,
         sender: int = ALL,
         receiver: int = ALL,
     ) -> None:
@@ -243,6 +244,7 @@ class Node:
             wire: how its packets travel and return, as in `Plan.wire`.
             priority: 0 is the most urgent.
             lane: index into `NodeOptions.lanes`.
+            acknowledged: a push has been sent once the servers have said that they have it.
             sender, receiver: `ALL`, or one worker, with a server beside it that has all packets. Others than the sender push
                 to say that they receive. A sum for one receiver is done on the others when their part is sent.
         """
@@ -260,6 +262,7 @@ class Node:
             urgent_sums=wire == "pull-priority",
             priority=priority,
             lane=lane,
+            acknowledged=acknowledged,
         )
 
     def define_updated(
@@ -273,6 +276,7 @@ class Node:
         group: int,
         wire: Wire = "packet-priority",
         priority: int = 0,
+        acknowledged: bool = False,
     ) -> None:
         """Register a float32 tensor whose parameters the servers keep and update.
 
@@ -280,7 +284,7 @@ class Node:
         initial parameters; rank 0's count.
 
         Args:
-            tensor, address, size_bytes, priority: as `define`.
+            tensor, address, size_bytes, priority, acknowledged: as `define`.
             wire: as in `Plan.wire`, but that servers return each packet as soon as it is updated.
             rule: the optimizer, which decides what servers store; its numbers are set for the whole
                 `group`.
@@ -299,6 +303,7 @@ class Node:
             urgent_first=wire == "packet-priority",
             urgent_sums=wire == "pull-priority",
             priority=priority,
+            acknowledged=acknowledged,
             update=rule.kind,
             staleness=staleness,
             group=group,

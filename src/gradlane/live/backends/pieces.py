@@ -139,6 +139,7 @@ def define(
             wire=wire,
             priority=message.priority,
             lane=message.lane + len(plan.lanes) * (index % weight),
+            acknowledged=bool(plan.lanes[message.lane].acknowledged),
             **ends,
         )
         address += size_bytes
