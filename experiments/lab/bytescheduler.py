@@ -87,6 +87,27 @@ def pulls(out: Path) -> list[Measured]:
     return found
 
 
+def acknowledgements(out: Path) -> list[Measured]:
+    """§4.2: credit that comes back with the servers' acknowledgement, beside credit that comes back when bytes have left."""
+    heard = {"until": "acknowledged"}
+    sizes, one = {**_knobs(TUNED["vgg16"][0]), "pulls": "arrival"}, _knobs((4, 4))
+    arms = (
+        arm("bytescheduler", knobs=sizes),
+        arm("bytescheduler", name="bytescheduler, heard", knobs={**sizes, **heard}),
+        arm("bytescheduler", name="one", knobs=one),
+        arm("bytescheduler", name="one, heard", knobs={**one, **heard}),
+        arm("p3", knobs={"slice_bytes": P3_BYTES}),
+        arm("p3", name="p3, heard", knobs={"slice_bytes": P3_BYTES, **heard}),
+    )
+    there = cells(Point(zoo.profile("vgg16", device="v100", batch=32), 10 * GBIT, arms, 0.04, rounds=6), out)
+    figure, what = "ByteScheduler §4.2", "VGG-16, 10 Gbit/s, both acknowledged: ByteScheduler faster than P3"
+    found = [faster(figure, f"{what} (published: 100 Gbit/s)", "28 to 43 %", there["bytescheduler, heard"], there["p3, heard"])]
+    for name, label in (("bytescheduler", "ByteScheduler"), ("one", "credit of one partition of 4 MB"), ("p3", "P3")):
+        what = f"VGG-16, 10 Gbit/s, {label}: faster where bytes that have left give the credit back"
+        found.append(faster(figure, what, None, there[name], there[f"{name}, heard"]))
+    return found
+
+
 def _fast(model: str) -> Point:
     """At 100 Gbit/s, stretched as far as brings links to 500 Mbit/s with enough bytes left to send."""
     scale, stretch = {"vgg16": (0.01, 2.0), "resnet50": (0.02, 4.0), "transformer-base": (0.05, 10.0)}[model]
@@ -117,6 +138,7 @@ EXPERIMENTS: dict[str, Callable[[Path], list[Measured]]] = {
     "frameworks": frameworks,
     "rates": rates,
     "pulls": pulls,
+    "acknowledgements": acknowledgements,
 }
 
 REMARKS = """

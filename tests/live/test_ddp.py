@@ -71,6 +71,7 @@ def test_what_scripts_do_with_a_wrapper_gives_the_bits_of_torchs(two_ranks, name
         assert answer == ANSWERS.get(name, True if name in SAYS else None)
     lines = outcomes[0][2]
     assert len([line for line in lines if SAYS.get(name, "torch's DistributedDataParallel") in line]) == (name in SAYS)
+    assert not [line for line in lines if "reads gradients (step)" in line]  # an optimizer that the session does not know
 
 
 def test_a_hook_that_compresses_to_what_wire_dtype_names_leaves_the_sums_to_gradlane(two_ranks):

@@ -220,6 +220,8 @@ class DistributedDataParallel(TorchDDP):
         steps = _parameters_of(optimizer)
         if any(optimizer is one for one in self._optimizers) or steps.isdisjoint(map(id, self.module.parameters())):
             return
+        if self._session is not None:
+            self._session.flush()  # which does not know it: a session for it begins with the next forward pass
         # one that held the same parameters before is of an earlier phase of the script
         self._optimizers = [*(one for one in self._optimizers if steps.isdisjoint(_parameters_of(one))), optimizer]
         if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
