@@ -224,6 +224,7 @@ def test_a_slice_takes_its_credit_until_it_was_sent_or_is_acknowledged(policy):
     assert (sent.is_acknowledged, heard.is_acknowledged) == (False, True)
     assert sent.messages == heard.messages
     assert sent.fingerprint != heard.fingerprint
+    assert ["until acknowledged, crosses" in plan.describe() for plan in (sent, heard)] == [False, True]
     assert b"acknowledged" not in msgspec.json.encode(sent)
     with pytest.raises(InputError, match="until: got 'read', expected 'sent' or 'acknowledged'"):
         policy(until="read")

@@ -319,9 +319,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         windows = ", ".join("no limit" if lane.window_bytes is None else format_bytes(lane.window_bytes) for lane in self.lanes)
         barrier = "crosses the barrier" if self.crosses_barrier else "waits for all before the next forward pass"
         over = "" if self.backend is UNSET else f" over {self.backend}"
+        acknowledged = " until acknowledged" if self.is_acknowledged else ""
         lines = [
             f"{self.policy} for {self.model}{over}: {len(self.messages)} messages, {format_bytes(self.size_bytes)}, "
-            f"window {windows}, {barrier}, fingerprint {self.fingerprint}"
+            f"window {windows}{acknowledged}, {barrier}, fingerprint {self.fingerprint}"
         ]
         starts = self.starts or [(index, False) for index in range(len(self.messages))]
         for place, (index, is_second) in enumerate(starts):
