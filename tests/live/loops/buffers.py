@@ -383,6 +383,62 @@ def a_forward_pass_that_calls_the_model_and_may_raise(job: Job) -> None:
     _train(job, fail)
 
 
+class Raising(Convolutions):
+    """An error leaves its forward pass when its running statistics have changed: too little memory for what follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raises = False
+        self.features[5].register_forward_hook(self._refuse)
+
+    def _refuse(self, *_: Any) -> None:
+        if self.raises:
+            raise MemoryError
+
+
+def _try_in_vain(job: Job) -> None:
+    job.model.raises = True
+    with contextlib.suppress(MemoryError):
+        job.loss()
+    job.model.raises = False
+    _see_buffers(job)
+
+
+@loop(model=Raising)
+def a_forward_pass_that_raises_once_its_buffers_have_changed(job: Job) -> None:
+    """DDP broadcasts buffers again before the next one: that one has not ended."""
+
+    def fail(step: int) -> None:
+        for _ in range(step % 3):
+            _try_in_vain(job)
+        if step % 2 == 0:
+            job.model.eval()
+            with torch.no_grad():
+                job.see("evaluation", job.loss())
+            job.model.train()
+
+    _train(job, fail)
+
+
+@loop(model=Raising, attach={"verify": True}, says=None)
+def buffers_that_stay_each_ranks_own_after_a_pass_that_does_not_sum(job: Job) -> None:
+    """As DDP has it, and the verification of its steps too."""
+    for step in range(STEPS):
+        for _ in range(step % 4):
+            with job.no_sync():
+                job.backward()
+            _see_buffers(job)
+        if step % 3 == 1:
+            _try_in_vain(job)
+        if step % 5 == 2:
+            with torch.no_grad():
+                job.call(job.batch()[0])
+        job.backward()
+        _see_buffers(job)
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+
+
 @loop(model=Convolutions, defers=None, says=None)
 def averages_swapped_in_through_data_for_an_evaluation(job: Job) -> None:
     """As Lightning's WeightAveraging does it: no tensor's version tells of it, and ranks average other statistics."""

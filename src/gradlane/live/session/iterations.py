@@ -14,6 +14,7 @@ One iteration:
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Iterations:
         self.complete, self.arrived_again = self._sending.complete, self._sending.arrived
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
-        self._in_forward = False
+        self._forward_thread: int | None = None  # of the forward pass in training that has begun and not ended
         self._take_up(first_plan)
         past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
         self.passes = Passes(
@@ -87,6 +88,10 @@ class Iterations:
         scripts = {id(param) for param in parameters_of_scripts(self.parts.job.model)}
         for tracked in self.parts.tracked:
             tracked.unguarded = id(tracked.param) in scripts or tracked in self._unseen
+
+    @property
+    def _in_forward(self) -> bool:
+        return self._forward_thread is not None
 
     @property
     def in_backward(self) -> bool:
@@ -139,6 +144,9 @@ class Iterations:
         elif not parts.settled:
             self.passes.hook_compiled_parts()
         if self.passes.counts_calls and not (parts.left_alone or nested):
+            if self._forward_thread == get_ident():
+                parts.refused_aloud(BufferSync.forward_raised)
+                self._forward_thread = None
             parts.refused_aloud(
                 lambda buffers: buffers.before_forward(parts.failures.wait_until, module.training, parts.settled)
             )
@@ -147,7 +155,7 @@ class Iterations:
 
     def _forward_that_trains(self, watches: bool) -> None:
         self._steps.go_on_after_an_error()
-        if self.passes.sync and self.passes.counts_calls and self.parts.buffers is not None:
+        if self.passes.counts_calls and self.parts.buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1)
         if self.trains_more is not None:
             raise JobError(f"{self.trains_more} was frozen at attach and is trained now: close() the session and attach again")
@@ -164,7 +172,7 @@ class Iterations:
         if watches:
             self._measuring.all_are_watched()
             self._watch_all()
-        self._in_forward = True
+        self._forward_thread = get_ident()
 
     def _watch_all(self) -> None:
         self.parts.actions.guard([tracked for tracked in self.parts.tracked if not tracked.unguarded])
@@ -201,6 +209,8 @@ class Iterations:
             return
         if not nested:
             self._gradients.take_back()
+            if self.passes.counts_calls:
+                self._verifier.forward_ended(self.passes.sync and torch.is_grad_enabled())
         if not torch.is_grad_enabled():
             return
         if not nested:
@@ -211,7 +221,7 @@ class Iterations:
     def _forward_is_over(self) -> None:
         """A forward pass has ended; or its backward pass begins, also inside of a call of the model."""
         if self._in_forward:
-            self._in_forward = False
+            self._forward_thread = None
             self._measuring.forward_ended()
             self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now_ns())
 

@@ -12,6 +12,8 @@ group. The other ranks wait for that word, where under DDP they would wait for t
 Rank 0 announces and sends its buffers too when it evaluates (`TO_EVALUATE`). A rank that evaluates
 waits until it knows whether rank 0 does, or has gone on to train.
 
+An error that leaves a forward pass changes nothing of what is due: before the next pass rank 0 sends its buffers again.
+
 On a device, the host would have to wait before it could read what arrived. There, buffers are
 always sent as DDP sends them, at the start of the next forward pass of any kind.
 """
@@ -196,7 +198,7 @@ class BufferSync:
         # how many forward passes have ended after which buffers are due; a broadcast that is for
         # the next forward pass carries this number
         self._ended = 0
-        self._due_to_train = self._due_to_evaluate = are_due
+        self._due_to_train = self._due_to_evaluate = self._were_due = are_due
         # in flight; on ranks other than 0: those whose reception has begun
         self._regular: deque[_Message] = deque()
         # announced: `_ended` of the forward pass that each is for, and what rank 0 said
@@ -278,13 +280,22 @@ class BufferSync:
         is_due = self._due_to_train if regular else self._due_to_evaluate
         self._due_to_evaluate = False
         if regular:
-            self._due_to_train = False
+            self._were_due, self._due_to_train = is_due, False
         if not is_due:
             return
         if self._rank == 0:
             self._tell(wait_until, regular, settled)
         else:
             self._listen(wait_until, regular)
+
+    def forward_raised(self) -> None:
+        """Note that the last forward pass in training did not end: what it began with is due again, as under DDP.
+
+        Raises:
+            UnsupportedError: a buffer is gone or has another dtype or shape.
+        """
+        if self._were_due:
+            self.after_forward()
 
     def after_forward(self) -> None:
         """Note the end of a forward pass after which DDP would broadcast; send what leaves early.

@@ -119,7 +119,10 @@ class Unverified:
         """
 
     def forward_begins(self, iteration: int) -> None:
-        """The forward pass of `iteration` begins, with the buffers as they are now."""
+        """A forward pass of `iteration` in training begins, with the buffers as they are now."""
+
+    def forward_ended(self, sums: bool) -> None:
+        """A forward pass has ended; `sums`: under DDP the next one begins with rank 0's buffers."""
 
     def forward_was_not_seen(self, iteration: int) -> None:
         """The backward pass of `iteration` begins, and `forward_begins` was not called for it.
@@ -196,9 +199,17 @@ class Verifier(Unverified):
         new_groups: makes process groups over the job's ranks.
         vouched: classes of optimizers that the script vouches for (`cross_barrier=True`). That they update each parameter
             from its own gradient alone is checked in the first iterations that cross the barrier.
+        buffers_are_due: under DDP the first forward pass begins with rank 0's buffers.
     """
 
-    def __init__(self, options: VerifyOptions | None, job: Job, new_groups: NewGroups, vouched: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        options: VerifyOptions | None,
+        job: Job,
+        new_groups: NewGroups,
+        vouched: Sequence[str] = (),
+        buffers_are_due: bool = True,
+    ) -> None:
         super().__init__()
         self.compares = options is not None
         self._options = options or VerifyOptions(first=0, every=0)
@@ -224,7 +235,9 @@ class Verifier(Unverified):
         self._last_updates: dict[int, _Update] = {}
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
         self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor]] = []
-        self._buffers: list[torch.Tensor] | None = None  # when the forward pass began
+        # when the last forward pass began that DDP begins with rank 0's; its own rule, since BufferSync is what is verified
+        self._buffers: list[torch.Tensor] | None = None
+        self._buffers_are_due = buffers_are_due
 
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
@@ -238,8 +251,11 @@ class Verifier(Unverified):
     # -- copying -----------------------------------------------------------------------------------
 
     def forward_begins(self, iteration: int) -> None:
-        if self._options.includes(iteration):
+        if self._buffers_are_due and self._options.includes(iteration):
             self._buffers = [buffer.detach().clone() for _, buffer in self._job.buffers]
+
+    def forward_ended(self, sums: bool) -> None:
+        self._buffers_are_due = sums
 
     def forward_was_not_seen(self, iteration: int) -> None:
         if self._options.includes(iteration) and self._job.buffers:

@@ -447,7 +447,7 @@ def _build(
         buffers=await_others(
             lambda: _buffer_sync(job, new_groups, stepping.broadcast_buffers, buffers_are_due), "the connections for buffers"
         ),
-        verifier=await_others(lambda: _verifier(job, new_groups, stepping), "the connections of verification"),
+        verifier=await_others(lambda: _verifier(job, new_groups, stepping, buffers_are_due), "the connections of verification"),
         checks_finite=stepping.check_finite,
         keeps_log=stepping.keep_log,
     )
@@ -469,11 +469,11 @@ def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str,
     return BufferSync(places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 
-def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions) -> Unverified:
+def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions, buffers_are_due: bool) -> Unverified:
     unknown = [type(each).__name__ for each in job.optimizers if stepping.cross_barrier and why_it_needs_the_barrier(each)]
     if stepping.verify is None and not unknown:
         return Unverified()
-    return Verifier(stepping.verify, job, new_groups, unknown)
+    return Verifier(stepping.verify, job, new_groups, unknown, buffers_are_due)
 
 
 def _unmeasured_profile(job: Job) -> Profile:
