@@ -64,8 +64,9 @@ from gradlane.units import format_bytes
 log = logging.getLogger("gradlane")
 
 _FOR_EVER_S = 10**6.0
-# `measure` sends streams of 16 messages, 4 of them in flight at once
-_STREAM, _IN_FLIGHT = 16, 4
+_STREAM, _IN_FLIGHT = 16, 4  # messages of a stream, and how many of them are on their way at once
+# `measure` sends more of small messages, and more at once: each then hides what the others take to come back
+_SMALL_BYTES, _STREAM_OF_SMALL, _BYTES_IN_FLIGHT = 4 << 10, 64, 1 << 20
 # measures the cost of a message as such, which larger ones hide behind their bytes
 _SMALLEST_BYTES = 64
 
@@ -287,17 +288,20 @@ class ParameterServerBackend:
         Args:
             budget_s: see `probe.sweep`; less of it leaves out the largest messages.
         """
-        beside: dict[int, list[torch.Tensor]] = {}
+        streams: dict[int, tuple[range, list[torch.Tensor]]] = {}
 
         def sum_a_stream(data: torch.Tensor) -> None:
-            # allocated during the first sweep of a size, which is not counted
-            if data.numel() not in beside:
-                beside[data.numel()] = [torch.zeros_like(data) for _ in range(_IN_FLIGHT - 1)]
-            self._sum_stream([data, *beside[data.numel()]])
+            # defined during the first sweep of a size, which is not counted
+            if data.nbytes not in streams:
+                messages = _STREAM_OF_SMALL if data.nbytes <= _SMALL_BYTES else _STREAM
+                in_flight = max(_IN_FLIGHT, min(messages, _BYTES_IN_FLIGHT // data.nbytes))
+                parts = [torch.zeros_like(data) for _ in range(in_flight)]
+                streams[data.nbytes] = self._define_stream(parts, messages), parts
+            self._sum_stream(*streams[data.nbytes])
 
         sizes = (_SMALLEST_BYTES, *QUICK_SIZES)
         samples = sweep(self._control, self.control_device, sizes, 3, budget_s, sum_a_stream, self._dtype)
-        each = [(size_bytes, duration_ns // _STREAM) for size_bytes, duration_ns in samples]
+        each = [(size_bytes, duration_ns // len(streams[size_bytes][0])) for size_bytes, duration_ns in samples]
         min_message_ns = round(median(duration_ns for size_bytes, duration_ns in each if size_bytes == _SMALLEST_BYTES))
         network = fit_network(
             [sample for sample in each if sample[0] > _SMALLEST_BYTES],
@@ -326,8 +330,9 @@ class ParameterServerBackend:
     def time_stream(self, size_bytes: int, in_flight: int = _IN_FLIGHT) -> int:
         """Time a stream of 16 messages of `size_bytes`, some of them in flight, on this rank, in ns (collective)."""
         parts = [torch.zeros(size_bytes // self._dtype.itemsize, dtype=self._dtype, device="cpu") for _ in range(in_flight)]
+        tensors = self._define_stream(parts, _STREAM)
         start_ns = time.monotonic_ns()
-        self._sum_stream(parts)
+        self._sum_stream(tensors, parts)
         return time.monotonic_ns() - start_ns
 
     @staticmethod
@@ -335,17 +340,22 @@ class ParameterServerBackend:
         """Bytes of all messages of a stream whose messages have `size_bytes`."""
         return _STREAM * size_bytes
 
-    def _sum_stream(self, parts: Sequence[torch.Tensor]) -> None:
-        """Sum 16 messages with `len(parts)` in flight: each begins when the oldest in flight has ended."""
-        first = self._next
-        self._next += _STREAM
-        for place in range(_STREAM):
-            tensor, part = first + place, parts[place % len(parts)]
-            if place >= len(parts):
+    def _define_stream(self, parts: Sequence[torch.Tensor], messages: int) -> range:
+        """The node's tensors of a stream, whose messages take turns at the memory of `parts`."""
+        tensors = range(self._next, self._next + messages)
+        self._next = tensors.stop
+        for place, tensor in enumerate(tensors):
+            part = parts[place % len(parts)]
+            self._node.define(tensor, part.data_ptr(), part.nbytes, dtype_name(part))
+        return tensors
+
+    def _sum_stream(self, tensors: range, parts: Sequence[torch.Tensor]) -> None:
+        """Sum the messages of a stream, with as many in flight as `parts`: each begins when the oldest has ended."""
+        for tensor in tensors:
+            if tensor - len(parts) in tensors:
                 self._node.wait(tensor - len(parts), self._timeout_s)
-            self._node.define(tensor, part.data_ptr(), part.numel() * part.element_size(), dtype_name(part))
             self._node.push(tensor, notify=False)
-        for tensor in range(self._next - len(parts), self._next):
+        for tensor in tensors[-len(parts) :]:
             self._node.wait(tensor, self._timeout_s)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> ServerSums:
