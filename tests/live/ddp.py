@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import io
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -492,6 +493,42 @@ def stays_torchs(rank: int, world: int) -> tuple[bool, list[str]]:
             wrapper(torch.tensor([[step, 9]])).sum().backward()
             optimizer.step()
     return wrapper.session is None, lines
+
+
+def summed_by_python(rank: int, world: int) -> tuple[bool, list[str]]:
+    """As for compiled autograd: torch's class sums in Python, where it can be traced."""
+    model = Mlp()
+    with log_lines() as lines, torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        wrapper = _wrap(model)
+        optimizer, generator = momentum(model), torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            train_step(wrapper, model, optimizer, generator)
+    return wrapper.session is None, lines
+
+
+def in_a_fork(rank: int, world: int) -> tuple[bool, int, list[str]]:
+    """Whether gradlane goes on, how a child ends that calls its copy of the wrapper, and what is logged, in the child too."""
+    model = Mlp()
+    wrapper = _wrap(model)
+    optimizer, generator = momentum(model), torch.Generator().manual_seed(rank)
+    told, tells = os.pipe()
+    for _ in range(4):
+        train_step(wrapper, model, optimizer, generator)
+    with log_lines() as lines:
+        child = os.fork()
+        if child == 0:
+            with torch.no_grad():
+                wrapper(model.batch(generator)[0])
+            os.write(tells, "\n".join(lines).encode())
+            os._exit(7)
+        os.close(tells)
+        _, status = os.waitpid(child, 0)
+        with open(told, "rb") as said:
+            lines += said.read().decode().splitlines()
+        train_step(wrapper, model, optimizer, generator)
+    summed = wrapper.session is not None
+    close(wrapper)
+    return summed, os.waitstatus_to_exitcode(status), list(lines)
 
 
 def readers(rank: int, world: int) -> dict[str, list[str]]:

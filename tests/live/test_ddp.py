@@ -158,6 +158,18 @@ def test_a_model_that_gradlane_refuses_stays_torchs_and_one_line_says_why(two_ra
     assert "torch's DistributedDataParallel sums the gradients: 0 has sparse gradients" in line
 
 
+def test_where_torchs_class_sums_in_python_for_compiled_autograd_it_goes_on_and_one_line_says_so(two_ranks):
+    (torchs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:summed_by_python")
+    assert torchs
+    assert others
+    assert lines == []
+    assert "optimize_ddp is 'python_reducer'" in line
+
+
+def test_a_fork_calls_its_copy_of_the_wrapper_without_a_word(two_ranks):
+    assert two_ranks.run("tests.live.ddp:in_a_fork") == [(True, 7, [])] * 2
+
+
 def test_one_line_names_who_reads_gradients_or_needs_updates_at_once(two_ranks):
     first, second = two_ranks.run("tests.live.ddp:readers")
     (clips,), (averages,) = first["clips"], first["averages"]

@@ -157,12 +157,12 @@ def command(
     """
     as_json, servers = options.pop("as_json"), options.pop("servers")
     chosen, everything, backends = (options.pop(name) for name in ("chosen", "everything", "backends"))
-    if chosen and everything:
+    if chosen is not None and everything:
         raise InputError("--all: got it with --policies, expected one of them")
     first = _FIRST if options["clip_norm"] is None else (*_FIRST, "owners")
-    names = chosen.split(",") if chosen else None if everything else first
-    arms = _arms(backends.split(",") if backends else None, names, servers)
-    if chosen:
+    names = chosen.split(",") if chosen is not None else None if everything else first
+    arms = _arms(None if backends is None else backends.split(","), names, servers)
+    if chosen is not None:
         _need_all(chosen.split(","), arms, backends)
     counts = parse_counts("--hosts", (hosts,), least=1 if ranks_per_host > 1 else 2)
     rates = [None if loopback else rate_or_none(each) for each in link.split(",")]

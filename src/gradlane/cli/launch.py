@@ -160,14 +160,15 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
     _check_processes(given)
     options = _options(given)
     _check_carrier(options)
+    _check_host(given)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
     run = _launch_and_report if given.report is not None else _start
-    if not options.of_sessions() or _becomes_rank(given):
+    if not (options.of_sessions() or given.report is not None) or _becomes_rank(given):
         return run(given, options, environment, torchrun.run)
     with scratch_folder() as attached:
         exit_code = run(given, msgspec.structs.replace(options, attached=attached), environment, torchrun.run)
-        if exit_code or any(Path(attached).iterdir()):
+        if exit_code or any(Path(attached).iterdir()) or not options.of_sessions():
             return exit_code
     click.echo(f"gradlane: {options.without_effect()}", err=True)
     return int(options.verify)  # who asks for a check is not told that all is well
@@ -361,7 +362,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
     if given.policy == AUTO and (knobs or given.tune or given.knobs is not None):
         raise InputError("launch: got --policy auto with --knob, --tune or --knobs, expected it alone")
     if given.policy != AUTO and (given.policy is not None or knobs or given.tune):
-        policy = read_policy(given.policy or policies.default(backend), knobs)
+        policy = read_policy(policies.default(backend) if given.policy is None else given.policy, knobs)
         if given.tune and not tunable(policy):
             raise InputError(
                 f"--tune: got policy {policy.name}, which declares no knobs, expected one that does; try --policy bytescheduler"
@@ -377,7 +378,10 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         files.read(_existing("--plan", given.plan), Plan)
     if given.network is not None:
         files.read(_existing("--network", given.network), Network)
-    if given.knobs is not None and not given.tune:
+    if given.knobs is not None and given.tune:
+        with naming("--knobs"):
+            writable(Path(given.knobs))
+    elif given.knobs is not None:
         files.read(_existing("--knobs", given.knobs), Tuned)
     if given.stall_timeout is not None:
         need_stall_timeout("--stall-timeout", given.stall_timeout)
@@ -407,10 +411,14 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
 
 
 def _check_carrier(options: LaunchOptions) -> None:
-    """Refuse what no script can make right. Without --backend, a script may still ask for servers."""
+    """Refuse what no script can make right. Without --backend, a script that attaches may still ask for servers."""
     from gradlane.live.startup.options import CarrierOptions
 
     backend, external = options.backend, options.servers is not None
+    given = {"--packet-bytes": options.packet_bytes, "--summation-order": options.summation_order}
+    for option, value in given.items():
+        if value is not None and options.ddp and backend != "server":
+            raise InputError(f"{option}: got {value} without --backend server, expected both")
     if options.algorithm is not None and backend == "server":
         raise InputError(f"--algorithm: got {options.algorithm} with --backend server, expected it with all-reduce")
     with naming("--packet-bytes"):  # argparse has checked the others
@@ -427,6 +435,17 @@ def _check_carrier(options: LaunchOptions) -> None:
                 f"--policy: got {options.policy}, which {backend}{beside} cannot carry, expected another --backend, or "
                 f"one of {', '.join(carried)}"
             )
+
+
+def _check_host(given: argparse.Namespace) -> None:
+    """Refuse what no rank of this host could use."""
+    from gradlane.live.backends.addresses import INTERFACE_VARIABLE, named_address
+    from gradlane.transport.host import is_wanted
+
+    is_wanted()
+    if given.interface is not None:
+        with naming("--interface"):
+            named_address({INTERFACE_VARIABLE: given.interface})
 
 
 def _absolute(text: str | None) -> str | None:

@@ -45,7 +45,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     make_folder("--out", out)
     with scratch_folder() as scratch:
         environment = {**os.environ, LAUNCH_VARIABLE: LaunchOptions(profile=scratch).to_text()}
-        worker = [*torchrun_here(nproc), "-m", "gradlane.live.startup.boot", script, *arguments]
+        worker = [*torchrun_here(nproc), "-m", "--", "gradlane.live.startup.boot", script, *arguments]
         # with --json, stdout has the profile alone
         shown = sys.stderr.fileno() if as_json else None
         exit_code = run_quietly(worker, environment, shown)

@@ -148,7 +148,9 @@ class _PlotFile(_OutFile):
 
 
 def writable(path: Path) -> Path:
-    """`path`, a file to write. Raises `InputError` if its folder is not there, or takes no file."""
+    """`path`, a file to write. Raises `InputError` if it is a folder, or its folder is not there or takes no file."""
+    if path.is_dir():
+        raise InputError(f"got {str(path)!r}, which is a folder; expected the path of a file")
     folder = path.absolute().parent
     if not folder.is_dir():
         raise InputError(f"got {str(path)!r}, whose folder does not exist; make it, or give another")

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import os
 import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -50,7 +51,7 @@ def _abandon(session: Session) -> None:
 
 
 _POST_FORWARD = distributed._BufferCommHookLocation.POST_FORWARD
-_OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs", "_evaluations", "_reduced", "_frozen", "_known")
+_OWN = ("_optimizers", "_session", "_kept_by_torch", "_syncs", "_evaluations", "_reduced", "_frozen", "_known", "_process")
 """Attributes that no copy gets."""
 _MANY_EVALUATIONS = 20
 """Forward passes in evaluation mode, with gradients and after a step, after which a script is taken to train so."""
@@ -163,6 +164,7 @@ class DistributedDataParallel(TorchDDP):
     _syncs: bool
     _evaluations: int
     _reduced: tuple[Any, ...]  # what torch's reducer was made of when the model was wrapped, parameters first
+    _process: int  # that wrapped the model
     _known: list[nn.Parameter]  # of the model when it was wrapped
     _frozen: list[nn.Parameter]  # of those, which required no gradients
     _tells_of_frozen: bool
@@ -182,6 +184,8 @@ class DistributedDataParallel(TorchDDP):
         for name in _FOR_OTHERS:
             if kwargs.get(name) is not None:
                 self._keep_torchs(f"with {name} others sum gradients, or see them in another dtype")
+        if getattr(self, "_use_python_reducer", False):
+            self._keep_torchs("torch._dynamo.config.optimize_ddp is 'python_reducer': compiled autograd traces the sums")
         self._options = {**self.default_options, **(options or {})}
         tell_of_steps(self)
 
@@ -189,7 +193,7 @@ class DistributedDataParallel(TorchDDP):
         # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
         self.__dict__.update(
             _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0,
-            _reduced=((),), _known=[], _frozen=[], _tells_of_frozen=True, _dtypes={},
+            _reduced=((),), _known=[], _frozen=[], _tells_of_frozen=True, _dtypes={}, _process=os.getpid(),
         )  # fmt: skip
 
     def _note_parameters(self) -> None:
@@ -330,7 +334,8 @@ class DistributedDataParallel(TorchDDP):
         self._tell(f"torch's DistributedDataParallel sums the gradients: {reason}")
 
     def _tell(self, text: str) -> None:
-        if torch.distributed.get_rank(self.process_group) == 0:
+        # a worker of a DataLoader may be a fork with a copy of this wrapper, which is no rank
+        if torch.distributed.get_rank(self.process_group) == 0 and os.getpid() == self._process:
             log.warning("gradlane: %s", text, extra=ONCE)
 
     def _detach(self) -> None:
