@@ -245,8 +245,8 @@ def session_ends(rank: int, world: int, culprit: int, how: str) -> tuple[str, An
                 net.layers[0].weight.register_hook(lambda _: os.kill(os.getpid(), last))
             nn.functional.cross_entropy(net(x), y).backward()
             optimizer.step()
+            kept, began = bits_of(net, optimizer), time.monotonic()  # a rank may die before this one calls flush()
             session.flush()
-            kept, began = bits_of(net, optimizer), time.monotonic()
     except GradlaneError as error:
         after_s = time.monotonic() - began
         now = {name: param.detach() for name, param in net.named_parameters()}

@@ -168,7 +168,8 @@ def test_a_member_that_lies_is_refused_before_anything_is_allocated(lie: str) ->
 @contextmanager
 def with_a_server_made_by_hand(**options: object) -> Iterator[tuple[Node, socket.socket]]:
     """Rank 1 of two, and its connection to the only server as that server has it, past the greeting."""
-    fields = {"world": 2, "servers": 1, "rank": 1, "server": None, "linger_s": 0.05, **options}
+    # this server sends no pings
+    fields = {"world": 2, "servers": 1, "rank": 1, "server": None, "linger_s": 0.05, "dead_s": 60.0, **options}
     with socket.create_server(("127.0.0.1", 0)) as listener, Node(NodeOptions(**fields)) as worker:  # type: ignore[arg-type]
         worker.dial(0, "127.0.0.1", listener.getsockname()[1])
         connection, _ = listener.accept()
