@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -22,7 +23,7 @@ import gradlane
 from gradlane.errors import UnsupportedError
 from tests.live.cases import differences
 from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
-from tests.live.loops.buffers import Scaled
+from tests.live.loops.buffers import Raising, Scaled
 from tests.live.models import Convolutions
 from tests.live.networks import counting_deferred_updates, network_until_awaited, slow_network
 
@@ -529,6 +530,28 @@ def in_a_fork(rank: int, world: int) -> tuple[bool, int, list[str]]:
     summed = wrapper.session is not None
     close(wrapper)
     return summed, os.waitstatus_to_exitcode(status), list(lines)
+
+
+def one_rank_tries_again(rank: int, world: int, which: int, tries: int) -> tuple[list[Any], dict[str, Any]]:
+    """An error leaves some forward passes of one rank, which calls the model again: the running means with which passes begin
+    on this rank after that, and its parameters at the end.
+    """
+    torch.manual_seed(7)
+    model = Raising()
+    wrapper = _wrap(model)
+    optimizer, generator = momentum(model), torch.Generator().manual_seed(1000 + rank)
+    began: list[Any] = []
+    for step in range(14):
+        for _ in range(tries if rank == which and step in (7, 9) else 0):
+            model.raises = True
+            with contextlib.suppress(MemoryError):
+                wrapper(model.batch(generator)[0])
+            model.raises = False
+        if step == 10:
+            model.features[1].register_forward_pre_hook(lambda module, _: began.append(module.running_mean.tolist()))
+        train_step(wrapper, model, optimizer, generator)
+    close(wrapper)
+    return began, {name: param.tolist() for name, param in model.named_parameters()}
 
 
 def readers(rank: int, world: int) -> dict[str, list[str]]:

@@ -170,6 +170,14 @@ def test_a_fork_calls_its_copy_of_the_wrapper_without_a_word(two_ranks):
     assert two_ranks.run("tests.live.ddp:in_a_fork") == [(True, 7, [])] * 2
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("tries", [1, 2])
+def test_one_rank_alone_may_call_the_model_again_after_an_error_and_buffers_follow_rank_0s(two_ranks, which, tries):
+    found, others = two_ranks.run("tests.live.ddp:one_rank_tries_again", which=which, tries=tries)
+    assert len(found[0]) == 4
+    assert found == others
+
+
 def test_one_line_names_who_reads_gradients_or_needs_updates_at_once(two_ranks):
     first, second = two_ranks.run("tests.live.ddp:readers")
     (clips,), (averages,) = first["clips"], first["averages"]

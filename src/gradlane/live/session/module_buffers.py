@@ -12,7 +12,9 @@ group. The other ranks wait for that word, where under DDP they would wait for t
 Rank 0 announces and sends its buffers too when it evaluates (`TO_EVALUATE`). A rank that evaluates
 waits until it knows whether rank 0 does, or has gone on to train.
 
-An error that leaves a forward pass changes nothing of what is due: before the next pass rank 0 sends its buffers again.
+An error that leaves a forward pass changes nothing of what is due: before the next pass rank 0 sends its buffers again, and
+says that they are for such a pass. A rank that has not begun one again skips them. A rank that alone has begun one again takes
+over what it began with.
 
 On a device, the host would have to wait before it could read what arrived. There, buffers are
 always sent as DDP sends them, at the start of the next forward pass of any kind.
@@ -34,7 +36,7 @@ from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_b
 from gradlane.live.torch_versions import broadcast_from
 
 _ALIGN = 16
-_HEADER = _ALIGN  # bytes of a message before its buffers: `_Message.next_at_end`
+_HEADER = _ALIGN  # bytes of a message before its buffers: `_Message.next_at_end` and `is_for_another_try`
 _REGULAR, _ANNOUNCED = range(2)  # process groups: for regular broadcasts, and for announced ones
 _WORD = "rank 0's word on the model's buffers"
 
@@ -85,6 +87,15 @@ class _Message:
     @next_at_end.setter
     def next_at_end(self, is_so: bool) -> None:
         self._header[0] = is_so
+
+    @property
+    def is_for_another_try(self) -> bool:
+        """Whether an error has left the forward pass before the one that it is for."""
+        return bool(self._header[1])
+
+    @is_for_another_try.setter
+    def is_for_another_try(self, is_so: bool) -> None:
+        self._header[1] = is_so
 
     def alike(self) -> _Message:
         """Make another message of the same layout."""
@@ -195,9 +206,10 @@ class BufferSync:
         self._may_be_early = not always_at_start and self._announces
         # whether regular broadcasts come at the end of forward passes; the same on all ranks
         self._at_end = False
-        # how many forward passes have ended after which buffers are due; a broadcast that is for
-        # the next forward pass carries this number
+        # how many forward passes have ended after which buffers are due, or which an error has left; a broadcast that is
+        # for the next forward pass carries this number
         self._ended = 0
+        self._tries_again = False  # an error has left the last one
         self._due_to_train = self._due_to_evaluate = self._were_due = are_due
         # in flight; on ranks other than 0: those whose reception has begun
         self._regular: deque[_Message] = deque()
@@ -295,7 +307,8 @@ class BufferSync:
             UnsupportedError: a buffer is gone or has another dtype or shape.
         """
         if self._were_due:
-            self.after_forward()
+            self._tries_again = True
+            self._ends()
 
     def after_forward(self) -> None:
         """Note the end of a forward pass after which DDP would broadcast; send what leaves early.
@@ -303,6 +316,10 @@ class BufferSync:
         Raises:
             UnsupportedError: a buffer is gone or has another dtype or shape.
         """
+        self._tries_again = False
+        self._ends()
+
+    def _ends(self) -> None:
         self._due_to_train = self._due_to_evaluate = True
         self._ended += 1
         buffers = self._buffers()
@@ -320,7 +337,7 @@ class BufferSync:
 
     def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool) -> None:
         """Rank 0: send the buffers that are due before this forward pass."""
-        while self._regular:
+        while self._regular and not self._tries_again:  # what others skip they receive later
             message = self._wait(self._regular.popleft(), wait_until)
             # if not, the buffers had other shapes when it was sent
             if message.layout is self._last.layout:
@@ -359,8 +376,13 @@ class BufferSync:
             self._regular[0].must_come = True
         while self._extras and self._extras[0][0] < self._ended and self._extras[0][2].ended:
             self._extras.popleft()
+        if self._at_end or regular:
+            self._skip_tries_of_rank_0(wait_until)
         if self._at_end:
-            self._last = self._wait(self._regular[0], wait_until)
+            if self._tries_again and not self._regular[0].is_for_another_try:
+                self._try_alone()
+                return
+            self._last = self._regular[0]
         if not regular:
             self._take_over_to_evaluate(wait_until)
             return
@@ -377,6 +399,20 @@ class BufferSync:
         # if all ranks evaluate between two forward passes that train, DDP broadcasts before the evaluation alone
         if self._evaluated != self._ended:
             self._take_over(self._last)
+
+    def _skip_tries_of_rank_0(self, wait_until: WaitUntil) -> None:
+        """Wait for the next regular broadcast but those for other tries of a pass that has ended here at once."""
+        while self._wait(self._regular[0], wait_until).is_for_another_try and not self._tries_again:
+            self._regular.popleft()
+            self._ended += 1
+            self._ask()
+            self._regular[0].must_come = True
+
+    def _try_alone(self) -> None:
+        """Rank 0 has ended the pass that this rank tries again: its broadcast is for the pass after that."""
+        self._tries_again = self._due_to_train = self._due_to_evaluate = False
+        self._ended -= 1
+        self._take_over(self._last)
 
     def _take_over_to_evaluate(self, wait_until: WaitUntil) -> None:
         """Take over rank 0's buffers for an evaluation: those that it evaluates with, or has gone on to train with."""
@@ -402,7 +438,7 @@ class BufferSync:
     def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> _Message:
         message = self._filled(buffers)
         if self._on_cpu:  # a device would have to be waited for, and nobody reads it there
-            message.next_at_end = self._at_end
+            message.next_at_end, message.is_for_another_try = self._at_end, self._tries_again
         return self._start(message, group)
 
     def _filled(self, buffers: Sequence[torch.Tensor]) -> _Message:
