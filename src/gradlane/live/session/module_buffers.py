@@ -376,7 +376,7 @@ class BufferSync:
             self._regular[0].must_come = True
         while self._extras and self._extras[0][0] < self._ended and self._extras[0][2].ended:
             self._extras.popleft()
-        if self._at_end or regular:
+        if self._at_end or (regular and self._announces):  # on a device the header is not read
             self._skip_tries_of_rank_0(wait_until)
         if self._at_end:
             if self._tries_again and not self._regular[0].is_for_another_try:
@@ -388,7 +388,6 @@ class BufferSync:
             return
         regularly_sent = self._wait(self._regular.popleft(), wait_until)
         if not self._at_end:
-            # on a device `_may_be_early` is false, and the header is not read
             self._at_end = self._may_be_early and regularly_sent.next_at_end
             self._last = regularly_sent
         else:
@@ -401,7 +400,7 @@ class BufferSync:
             self._take_over(self._last)
 
     def _skip_tries_of_rank_0(self, wait_until: WaitUntil) -> None:
-        """Wait for the next regular broadcast but those for other tries of a pass that has ended here at once."""
+        """Wait for the next regular broadcast that is not for another try of a pass which has ended here at once."""
         while self._wait(self._regular[0], wait_until).is_for_another_try and not self._tries_again:
             self._regular.popleft()
             self._ended += 1
