@@ -126,6 +126,8 @@ NOTHING = "gradlane: {} had no effect: the script attached nothing; add --ddp if
         (["--policy", "bytescheduler", "--tune", "--check-finite"], 0, NOTHING.format("--policy, --tune and --check-finite")),
         (["--verify"], 1, NOTHING.format("--verify")),
         (["--ddp", "--verify"], 0, ""),
+        (["--report", "report.html"], 0, ""),  # that no report was written is said
+        (["--report", "report.html", "--verify"], 1, NOTHING.format("--verify")),
         ([], 0, ""),
     ],
 )
@@ -143,6 +145,16 @@ def test_a_check_that_the_drop_in_cannot_make_is_not_passed(tmp_path: Path) -> N
     done = gradlane("launch", "--nproc", 2, "--ddp", "--verify", tmp_path / "train.py", expect=1)
     assert "torch's DistributedDataParallel sums the gradients: 0 has sparse gradients" in done.stderr
     assert "gradlane: --verify had no effect: gradlane took over no model" in done.stderr
+
+
+def test_a_script_that_is_profiled_gets_its_own_arguments(tmp_path: Path) -> None:
+    script = STOCK.replace("DistributedDataParallel(torch.nn.Linear(8, 8))", "torch.nn.Linear(8, 8)")
+    attached = "import gradlane\nsession = gradlane.attach(model, optimizer)\nfor _ in range(6):"
+    script = "import sys\nassert sys.argv[1:] == ['--nproc', '9']\n" + script.replace("for _ in range(6):", attached)
+    (tmp_path / "train.py").write_text(script)
+    done = gradlane("profile", "--out", tmp_path / "out", tmp_path / "train.py", "--nproc", 9)
+    assert "2 tensors" in done.stdout
+    assert (tmp_path / "out" / "profile.json").exists()
 
 
 def test_launch_ddp_of_a_script_that_wraps_nothing_says_that_it_had_no_effect(tmp_path: Path) -> None:
