@@ -20,6 +20,7 @@ from gradlane.core.profile import Profile
 from gradlane.planning import catalog
 from gradlane.planning.plans import behind_barrier, make_plan
 from gradlane.planning.questions import Case, judge_plan
+from gradlane.planning.search.space import with_knobs
 from gradlane.sim.bounds import lower_bound_ns
 
 TITLE = "Prophet (ICPP '21)"
@@ -74,8 +75,7 @@ def _bytescheduler(credit_bytes: int) -> Policy:
     return catalog.get("bytescheduler", partition_bytes=PARTITION_BYTES, credit_bytes=credit_bytes, pulls="arrival")
 
 
-_P3_KNOBS = {"slice_bytes": 4_000_000}
-_P3 = catalog.get("p3", **_P3_KNOBS)
+_P3 = catalog.get("p3", slice_bytes=4_000_000)
 PROPHET = System("Prophet", catalog.get("prophet"))
 BYTEPS = System("ByteScheduler by BytePS", _bytescheduler(MAX_BYTES))
 P3 = System("P3, 4 MB", _P3)
@@ -84,8 +84,8 @@ FIFO = System("the default", catalog.get("wfbp"))
 CHANGED = (
     System("ByteScheduler with four partitions at once", _bytescheduler(4 * PARTITION_BYTES)),
     System("P3 behind the barrier", _P3, waits_for_all=True),
-    System("P3 by TCP's blocking call", catalog.get("p3", **_P3_KNOBS, buffer_bytes=SOCKET_BYTES)),
-    System("P3 with acknowledgements", catalog.get("p3", **_P3_KNOBS, until="acknowledged")),
+    System("P3 by TCP's blocking call", with_knobs(_P3, {"buffer_bytes": SOCKET_BYTES})),
+    System("P3 with acknowledgements", with_knobs(_P3, {"until": "acknowledged"})),
 )
 
 

@@ -150,20 +150,19 @@ def test_what_the_drop_in_cannot_honour_is_refused_by_name(two_ranks):
         assert attached.startswith("gradlane is attached to this model, which sums its gradients")
 
 
-def test_a_model_that_gradlane_refuses_stays_torchs_and_one_line_says_why(two_ranks):
-    (torchs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:stays_torchs")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("stays_torchs", "0 has sparse gradients"),
+        ("summed_by_python", "torch._dynamo.config.optimize_ddp is 'python_reducer'"),
+    ],
+)
+def test_a_model_that_gradlane_refuses_stays_torchs_and_one_line_says_why(two_ranks, name, why):
+    (torchs, (line,)), (others, lines) = two_ranks.run(f"tests.live.ddp:{name}")
     assert torchs
     assert others
     assert lines == []
-    assert "torch's DistributedDataParallel sums the gradients: 0 has sparse gradients" in line
-
-
-def test_where_torchs_class_sums_in_python_for_compiled_autograd_it_goes_on_and_one_line_says_so(two_ranks):
-    (torchs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:summed_by_python")
-    assert torchs
-    assert others
-    assert lines == []
-    assert "optimize_ddp is 'python_reducer'" in line
+    assert f"torch's DistributedDataParallel sums the gradients: {why}" in line
 
 
 def test_a_fork_calls_its_copy_of_the_wrapper_without_a_word(two_ranks):

@@ -27,6 +27,7 @@ from tests.transport.frames import (
     RECEIVED,
     RESULT,
     WELCOME,
+    exactly,
     frame,
     hello,
 )
@@ -130,22 +131,13 @@ def greeted(port: int) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port))
     said = hello()
     connection.sendall(frame(1, said, sender=1))
-    challenge = _exactly(connection, HEADER_BYTES + 64)
+    challenge = exactly(connection, HEADER_BYTES + 64)
     assert challenge[3] == CHALLENGE
     nonce = challenge[HEADER_BYTES : HEADER_BYTES + 32]
     proof = hmac.new(b"", b"w" + said + nonce, hashlib.sha256).digest()
     connection.sendall(frame(PROOF, proof, sender=1))
-    assert _exactly(connection, HEADER_BYTES)[3] == WELCOME
+    assert exactly(connection, HEADER_BYTES)[3] == WELCOME
     return connection
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        got = connection.recv(count - len(data))
-        assert got, f"closed after {len(data)} of {count} bytes"
-        data += got
-    return data
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -174,10 +166,10 @@ def with_a_server_made_by_hand(**options: object) -> Iterator[tuple[Node, socket
         worker.dial(0, "127.0.0.1", listener.getsockname()[1])
         connection, _ = listener.accept()
         with connection:
-            said = _exactly(connection, HEADER_BYTES + len(hello()))[HEADER_BYTES:]
+            said = exactly(connection, HEADER_BYTES + len(hello()))[HEADER_BYTES:]
             proof = hmac.new(b"", b"s" + said + bytes(32), hashlib.sha256).digest()
             connection.sendall(frame(CHALLENGE, bytes(32) + proof))
-            _exactly(connection, HEADER_BYTES + 32)
+            exactly(connection, HEADER_BYTES + 32)
             connection.sendall(frame(WELCOME))
             yield worker, connection
 
@@ -201,10 +193,10 @@ def test_a_push_has_been_sent_once_its_server_says_that_it_has_it() -> None:
             worker.push(tensor, notify_sent=True)
         flags = []
         while len(flags) < 6:
-            header = _exactly(connection, HEADER_BYTES)
+            header = exactly(connection, HEADER_BYTES)
             if header[3] == PUSH:
                 flags.append(int.from_bytes(header[30:32], "little") & ~CHECKSUM)
-                _exactly(connection, packet_bytes)
+                exactly(connection, packet_bytes)
         assert flags == [0, 0, ACKNOWLEDGE, 0, 0, 0]
         for tensor in (0, 1):
             for place in range(3):
@@ -238,7 +230,7 @@ def test_a_server_answers_the_last_packet_of_a_push_before_the_others_push_their
         member.sendall(frame(PUSH, bytes(packet_bytes), offset=packet_bytes, flags=ACKNOWLEDGE))
         answers = []
         while RECEIVED not in answers:
-            answers.append(_exactly(member, HEADER_BYTES)[3])
+            answers.append(exactly(member, HEADER_BYTES)[3])
         assert set(answers) <= {PING, RECEIVED}
         server.define(0, tensor.ctypes.data, tensor.nbytes, "float32")
         server.push(0)

@@ -300,6 +300,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             seen.add(index)
         return tuple(starts)
 
+    def acknowledges(self, message: Message) -> bool:
+        """Whether servers say that they have `message`, one of this plan's."""
+        return bool(self.lanes[message.lane].acknowledged)
+
     @property
     def is_acknowledged(self) -> bool:
         """Whether servers say of messages of a lane that they have them."""

@@ -91,7 +91,9 @@ SIZES = KnobRange(64 * 2**10, 256 * 2**20)
 """
 
 UNTIL: Mapping[str, bool | UnsetType] = {"sent": UNSET, "acknowledged": True}
-"""The knob `until`: until when a message takes room in its window over servers, as `Lane.acknowledged`."""
+"""The knob `until`, as `Lane.acknowledged`: over servers a message takes room in its window until it was sent, or is
+acknowledged.
+"""
 
 
 def tunable(policy: Policy) -> Mapping[str, KnobRange]:

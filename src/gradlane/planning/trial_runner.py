@@ -113,8 +113,8 @@ class TrialRunner(Generic[Choice]):
         """What the trials have cost so far, in iterations of the starting choice: how much longer slower choices took, less
         how much sooner faster ones were done.
 
-        Each trial counts by its median; of two iterations in the middle the faster one counts. So no choice is blamed for an
-        iteration in which the machine was busy or the script paused.
+        Each trial counts by its median; of two iterations in the middle the faster one counts. So a busy machine or a pause of
+        the script costs a choice nothing.
         """
         self.iterations = 0
         """Iterations observed so far."""

@@ -233,7 +233,7 @@ class Averaging:
                 wire=plan.wire,
                 priority=message.priority,
                 lane=message.lane,
-                acknowledged=plan.is_acknowledged,
+                acknowledged=plan.acknowledges(message),
             )
             self._next += 1
         where = [

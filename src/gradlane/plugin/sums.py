@@ -70,7 +70,7 @@ class NodeSums:
             wire=plan.wire,
             priority=message.priority,
             lane=message.lane,
-            acknowledged=bool(plan.lanes[message.lane].acknowledged),
+            acknowledged=plan.acknowledges(message),
         )
 
     def _refuse(self, plan: Plan) -> None:

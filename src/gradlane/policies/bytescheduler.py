@@ -40,7 +40,7 @@ class ByteScheduler(msgspec.Struct, frozen=True):
         partition_bytes: the largest slice.
         credit_bytes: how many bytes may be unfinished.
         pulls: how servers order the sums that they return: by "priority", or by "arrival".
-        until: until when a slice takes its credit over servers: until it was "sent", or until they have "acknowledged" it.
+        until: over servers a slice takes its credit until it was "sent", or until it is "acknowledged".
     """
 
     name: ClassVar[str] = "bytescheduler"

@@ -84,9 +84,7 @@ class PacketFabric:
         self._ports: list[list[deque[tuple[_Connection, _Item, int, int]]]] = [
             [deque() for _ in range(cluster.network_classes)] for _ in range(hosts)
         ]
-        self._acknowledged = [
-            [bool(job.plan.lanes[message.lane].acknowledged) for message in job.plan.messages] for job in jobs
-        ]
+        self._acknowledged = [[job.plan.acknowledges(message) for message in job.plan.messages] for job in jobs]
         self._startup_ns = 0 if cluster.packet_startup_ns is UNSET else cluster.packet_startup_ns
         self._most_under_way = UNDER_WAY * cluster.packet_bytes
         self._heap: list[tuple[int, int, int, tuple[int, int, int]]] = []

@@ -139,7 +139,7 @@ def define(
             wire=wire,
             priority=message.priority,
             lane=message.lane + len(plan.lanes) * (index % weight),
-            acknowledged=bool(plan.lanes[message.lane].acknowledged),
+            acknowledged=plan.acknowledges(message),
             **ends,
         )
         address += size_bytes

@@ -90,7 +90,7 @@ class Values:
                 group=groups[tensor],
                 wire=plan.wire,
                 priority=message.priority,
-                acknowledged=plan.is_acknowledged,
+                acknowledged=plan.acknowledges(message),
             )
         self._meeting, self._meeting_id = torch.zeros(1, device="cpu"), len(plan.messages)
         node.define(self._meeting_id, self._meeting.data_ptr(), 4, "float32")

@@ -333,7 +333,6 @@ class BufferSync:
                 if self._regular and self._regular[0] is self._last:
                     self._regular.popleft()
                 self._ask()
-                self._regular[0].must_come = True
 
     def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool) -> None:
         """Rank 0: send the buffers that are due before this forward pass."""
@@ -372,8 +371,6 @@ class BufferSync:
     def _listen(self, wait_until: WaitUntil, regular: bool) -> None:
         """Other ranks: take over the buffers that are due before this forward pass."""
         self._ask(must_come=regular)  # if all ranks only evaluate, rank 0 never sends it
-        if regular:
-            self._regular[0].must_come = True
         while self._extras and self._extras[0][0] < self._ended and self._extras[0][2].ended:
             self._extras.popleft()
         if self._at_end or (regular and self._announces):  # on a device the header is not read
@@ -405,7 +402,6 @@ class BufferSync:
             self._regular.popleft()
             self._ended += 1
             self._ask()
-            self._regular[0].must_come = True
 
     def _try_alone(self) -> None:
         """Rank 0 has ended the pass that this rank tries again: its broadcast is for the pass after that."""
@@ -475,12 +471,14 @@ class BufferSync:
         """Begin to receive the next regular broadcast, unless one is in flight.
 
         Args:
-            must_come: False if rank 0 may never send it.
+            must_come: False if rank 0 may never send it. One in flight that must come stays so.
         """
         if not self._regular:
             message = self._last.alike()
             message.must_come = must_come
             self._regular.append(self._start(message, _REGULAR))
+        elif must_come:
+            self._regular[0].must_come = True
 
     def _start(self, message: _Message, group: int) -> _Message:
         message.ended = False
