@@ -337,6 +337,81 @@ def outputs_that_are_changed(rank: int, world: int) -> list[str]:
         return differences(reference, train(_wrap))
 
 
+class _Handed(torch.autograd.Function):
+    """Hands a tensor on. Autograd gives such a function zeros where there is no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.first, self.second = nn.Linear(12, 20), nn.Linear(20, 20), nn.Linear(20, 6)
+        self.third = nn.Linear(20, 6)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+        x = torch.tanh(self.trunk(x))
+        return self.third(x), {"other": self.second(_Handed.apply(self.first(x))), "rows": len(x)}  # type: ignore[no-untyped-call]
+
+
+def outputs_that_the_loss_leaves_out(rank: int, world: int) -> list[str]:
+    """What differs where one output is not used, behind a function that makes zeros of its missing gradient."""
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator, steps = TwoOutputs(), torch.Generator().manual_seed(1000 + rank), iter(range(8))
+        model.batch = Mlp.batch  # type: ignore[assignment]
+        wrapper, optimizer = wrap(model, find_unused_parameters=True), adam(model)
+
+        def call(x: torch.Tensor) -> torch.Tensor:
+            output, others = wrapper(x)
+            return others["other"] if next(steps) % 3 == 0 else output
+
+        for _ in range(8):
+            train_step(call, model, optimizer, generator)
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            close(wrapper)
+        return bits(model, optimizer)
+
+    reference = train(TorchDDP)
+    with slow_network():
+        return differences(reference, train(_wrap))
+
+
+def compiled_past_the_wrapper(rank: int, world: int) -> tuple[list[str], int]:
+    """What differs where the module inside is compiled or exported as one graph between steps, which reads its parameters
+    first; and how many updates were deferred.
+    """
+    torch._dynamo.reset()
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator, found = Mlp(), torch.Generator().manual_seed(1000 + rank), {}
+        wrapper, optimizer = wrap(model), adam(model)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for step in range(10):
+            train_step(wrapper, model, optimizer, generator)
+            x, _ = model.batch(generator)
+            with torch.no_grad():
+                if step % 3 == 0:
+                    found[f"exported {step}"] = torch.export.export(model, (x,), strict=True).module()(x)
+                elif step % 3 == 1:
+                    found[f"compiled {step}"] = compiled(x)
+        if isinstance(wrapper, gradlane.DistributedDataParallel):
+            close(wrapper)
+        return bits(model, optimizer) | found
+
+    reference = train(TorchDDP)
+    with slow_network(), counting_deferred_updates() as deferred:
+        return differences(reference, train(_wrap)), sum(deferred)
+
+
 class Shifted(nn.Module):
     """A layer and a buffer, which each rank makes with other values."""
 

@@ -419,6 +419,18 @@ def not_finite_with_streams(rank: int, world: int, late: bool, **case: Any) -> A
         return not_finite(rank, world, **case)
 
 
+def not_finite_at_attach(rank: int, world: int) -> tuple[str, str]:
+    """How attach ends with `check_finite` where rank 0, whose parameters all get, has one that is NaN."""
+    model = Mlp()
+    with torch.no_grad():
+        model.layers[1].bias[3] = float("nan") if rank == 0 else 0.0
+    try:
+        gradlane.attach(model, momentum(model), network=GIVEN, timeout=20, check_finite=True).close()
+    except GradlaneError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
 def not_finite(rank: int, world: int, backend: str, culprit: int, how: str, value: float, **options: Any) -> Any:
     """How a job with `check_finite` ends if a gradient of one rank is `value` in step 4 (from 0): the error's type, text and
     rank, after how many steps it came, and whether parameters are finite.

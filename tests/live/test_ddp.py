@@ -109,6 +109,17 @@ def test_outputs_are_the_scripts_own_where_torchs_class_gives_clones(two_ranks):
         assert differs == []
 
 
+def test_an_output_that_the_loss_leaves_out_gives_the_gradients_that_torchs_class_gives(two_ranks):
+    for differs in two_ranks.run("tests.live.ddp:outputs_that_the_loss_leaves_out"):
+        assert differs == []
+
+
+def test_the_module_inside_is_compiled_and_exported_as_one_graph(two_ranks):
+    for differs, deferred in two_ranks.run("tests.live.ddp:compiled_past_the_wrapper"):
+        assert differs == []
+        assert deferred > 0
+
+
 @pytest.mark.parametrize("to_torch", [False, True], ids=["gradlane's", "then torch's"])
 def test_a_part_that_was_frozen_when_it_was_wrapped_is_summed_by_neither_and_one_line_says_so(two_ranks, to_torch):
     (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:a_part_frozen_when_wrapped", to_torch=to_torch)

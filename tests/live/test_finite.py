@@ -47,6 +47,14 @@ def test_a_value_that_its_half_cannot_hold_is_not_finite_on_the_wire(two_ranks, 
         assert finite
 
 
+def test_a_parameter_that_is_not_finite_at_attach_ends_the_job_on_all_ranks(two_ranks):
+    outcomes = two_ranks.run("tests.live.faults:not_finite_at_attach")
+    assert "NotFiniteError" in {kind for kind, _ in outcomes}
+    for kind, text in outcomes:
+        assert kind in ("NotFiniteError", "PeerFailed")
+        assert "layers.1.bias is infinite or NaN on rank" in text
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_finite_values_are_finite_however_large_their_sum(dtype):
     values = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)

@@ -23,6 +23,25 @@ def _scattered(param: torch.Tensor) -> torch.Tensor:
     return part
 
 
+def _summed(param: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        torch.distributed.group.WORLD.allreduce([param]).wait()
+        return param.mul_(0.5).clone()
+
+
+def _gathered(param: torch.Tensor) -> torch.Tensor:
+    found = torch.empty(torch.distributed.get_world_size() * len(param), *param.shape[1:])
+    with torch.no_grad():
+        torch.distributed.group.WORLD._allgather_base(found, param).wait()
+    return found
+
+
+def _broadcast(param: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        torch.distributed._broadcast_coalesced(torch.distributed.group.WORLD, [param], 1 << 20, 1)
+        return param.clone()
+
+
 def _weighed(param: torch.Tensor) -> torch.Tensor:
     leaf = torch.ones_like(param, requires_grad=True)
     (leaf * 2).backward(param)
@@ -39,6 +58,12 @@ UNASKED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "nested_tensor": lambda param: torch.nested.nested_tensor([param, param]).to_padded_tensor(0.0),
     "scatter": _scattered,
     "to_dlpack": lambda param: torch.from_dlpack(torch.to_dlpack(param.detach())).clone(),
+    "allreduce": _summed,
+    "_allgather_base": _gathered,
+    "_broadcast_coalesced": _broadcast,
     "jvp": lambda param: torch.func.jvp(torch.sin, (param,), (param,))[1],
 }
-"""By the name of a function. All ranks have to call "scatter"."""
+"""By the name of a function."""
+
+COLLECTIVE = {"scatter", "allreduce", "_allgather_base", "_broadcast_coalesced"}
+"""Those that all ranks have to call."""

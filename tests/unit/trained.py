@@ -137,6 +137,9 @@ class Session:
     def look_at_waits(self) -> None:
         pass
 
+    def has_raised(self, step: Any) -> None:
+        """It raised before it updated anything."""
+
     def wait_for(self, several: Sequence[Tracked]) -> None:
         iteration = self.iteration
         for each in several:

@@ -117,10 +117,12 @@ def copies_by_functions_that_torch_does_not_overload(job: Job) -> None:
 
 @loop(defers=None, says=None)
 def parameters_read_past_torchs_functions(job: Job) -> None:
-    params = list(job.model.parameters())
+    """What reads the last parameter makes the last deferred update, so that each way comes first in some step."""
+    params, ways = list(job.model.parameters()), list(UNASKED.items())
     for step in range(STEPS + 3):
         job.step()
-        for place, (way, read) in enumerate(UNASKED.items()):
+        for place in range(len(ways)):
+            way, read = ways[(place + 2 * step) % len(ways)]
             job.see(way, read(params[(place + step) % len(params)]))
 
 
@@ -176,6 +178,16 @@ def the_model_exported(job: Job) -> None:
             job.see("exported", dict(exported.state_dict))
             with torch.no_grad():
                 job.see("of the exported model", exported.module()(PROBE))
+
+
+@loop(defers=None, says="")
+def the_model_exported_by_the_compiler(job: Job) -> None:
+    torch.compiler.reset()
+    for step in range(STEPS):
+        job.step()
+        if step in (4, STEPS - 1):
+            with torch.no_grad():
+                job.see("of the exported model", torch.export.export(job.model, (PROBE,), strict=True).module()(PROBE))
 
 
 @loop(defers=None)

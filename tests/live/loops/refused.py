@@ -54,6 +54,24 @@ def a_buffer_that_appears(job: Job) -> None:
             job.model.layers[0].register_buffer("scale", torch.ones(1))
 
 
+def _groups(model: nn.Module) -> torch.optim.Optimizer:
+    first, *others = model.parameters()
+    return torch.optim.SGD([{"params": [first]}, {"params": others}], lr=0.1, momentum=0.9)
+
+
+@loop(optimizer=_groups, refused=".step() raised")
+def a_step_that_raises_in_its_second_group(job: Job) -> None:
+    """DDP has updated the first group. Here that may be left until its gradients are summed, and so may the error."""
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        job.optimizer.param_groups[1]["lr"] = None if step == 4 else 0.1
+        try:
+            job.optimizer.step()
+        except TypeError:
+            job.see("after the error", job.model.layers[0].weight.sum())
+
+
 @loop(refused="inside the backward pass")
 def an_optimizer_that_steps_inside_backward(job: Job) -> None:
     for param in job.model.parameters():

@@ -145,6 +145,7 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
                 ends.push(lambda *error: _end(run.call.session, *error))
                 run.no_sync = run.call.no_sync
             else:
+                asked["broadcast_buffers"] = MODELS[program.model].ddp.get("broadcast_buffers", True)
                 session: Any = ends.enter_context(gradlane.attach(model, optimizers, **asked))
                 run.no_sync = session.no_sync
             for hook in program.hooks:

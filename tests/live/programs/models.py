@@ -191,6 +191,32 @@ class Spare(Mlp):
         self.never = nn.Linear(10, 10)
 
 
+class NormedBranches(Branches):
+    """Branches with BatchNorm each, which counts the passes that a branch takes part in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(30, 30), nn.BatchNorm1d(30))
+        self.right = nn.Sequential(nn.Linear(30, 30), nn.BatchNorm1d(30, momentum=None))
+
+
+class Odd(nn.Module):
+    """A parameter without elements, one without dimensions, and a layer in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 30)
+        self.empty = nn.Parameter(torch.empty(0, 3))
+        self.coarse = nn.Linear(30, 30, dtype=torch.bfloat16)
+        self.factor = nn.Parameter(torch.tensor(0.5))
+        self.last = nn.Linear(30, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x)) + self.empty.sum()
+        x = torch.tanh(self.coarse(x.to(self.coarse.weight.dtype))).to(self.first.weight.dtype)
+        return self.last(x * self.factor)
+
+
 @dataclass(frozen=True)
 class Model:
     make: Callable[[], nn.Module]
@@ -212,6 +238,11 @@ MODELS = {
     "mixed": Model(Mixed),
     "frozen": Model(Frozen),
     "spare": Model(Spare, ddp=UNUSED),
+    "normed_branches": Model(NormedBranches, parts=Branches.parts, ddp=UNUSED),
+    "static": Model(Attention, tokens, ddp={"static_graph": True}),
+    "static_convolutions": Model(Convolutions, images, ddp={"static_graph": True}),
+    "convolutions_of_unequal_buffers": Model(Convolutions, images, ddp={"broadcast_buffers": False}),
+    "odd": Model(Odd),
 }
 
 

@@ -169,8 +169,8 @@ def evaluate_average(run: Run, how: str) -> None:
 def write(run: Run, how: str, which: str = "all") -> None:
     generator = torch.Generator(run.device).manual_seed(100 + run.steps)
     params = run.parameters(which)
-    if how == "vector":
-        params = [param for param in params if param.is_contiguous()]  # torch takes no others
+    if how == "vector":  # torch takes only contiguous ones, and all get one dtype
+        params = [param for param in params if param.is_contiguous() and param.dtype == params[0].dtype]
         vector = nn.utils.parameters_to_vector(params).detach() * 0.9
         nn.utils.vector_to_parameters(vector, params)
         return

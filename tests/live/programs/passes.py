@@ -241,6 +241,49 @@ def sam(run: Run, *words: str) -> None:
             param.sub_(by)
 
 
+class Stumble(Exception):
+    """What a script raises, and catches."""
+
+
+def _stumbles(*_: object) -> None:
+    raise Stumble
+
+
+@action
+def stumble(run: Run, where: str) -> None:
+    """An error that the script catches, to go on: in the forward pass, at its end (when buffers have changed), of the loss, in
+    the backward pass ahead of all gradients, or in a hook ahead of the step or behind it.
+    """
+    if where in ("forward", "forward_end"):
+        module = next(run.model.children()) if where == "forward" else [*run.model.modules()][-1]
+        removed = module.register_forward_hook(_stumbles)
+        with contextlib.suppress(Stumble):
+            run.loss()
+        removed.remove()
+    elif where == "loss":
+        with contextlib.suppress(Stumble):
+            _stumbles(run.loss())
+    elif where == "backward":
+        loss = run.loss()
+        loss.register_hook(_stumbles)
+        with contextlib.suppress(Stumble):
+            loss.backward()
+    elif where == "rate":  # torch refuses it in the middle of a step, once it has come to the last group
+        for optimizer in run.optimizers:
+            group = optimizer.param_groups[-1]
+            kept, group["lr"] = group["lr"], None
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                optimizer.step()
+            group["lr"] = kept
+    else:
+        for optimizer in run.optimizers:
+            register = optimizer.register_step_pre_hook if where == "step_pre" else optimizer.register_step_post_hook
+            removed = register(_stumbles)
+            with contextlib.suppress(Stumble):
+                optimizer.step()
+            removed.remove()
+
+
 @action
 def metric(run: Run) -> None:
     """A sum over ranks that the script makes itself."""

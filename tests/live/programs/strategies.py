@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.live.programs.comparison import WAYS
 from tests.live.programs.models import MODELS, OPTIMIZERS
 from tests.live.programs.program import WHICH, Program, matches
-from tests.live.unasked import UNASKED
+from tests.live.unasked import COLLECTIVE, UNASKED
 
 ZEROING = ("", "in_place", "model", "model_in_place", "by_hand", "data", "detached")
 
@@ -88,7 +88,9 @@ BETWEEN = {
     "interrupt": _lines("interrupt", ("save", "read"), ("", "@0")),
     "functorch": _lines("functorch", ("vmap", "closed", "grad", "jvp", "functionalize"), ("", "@1")),
     "scripted": _lines("scripted", ("alone", "listed"), ("", "@1")),
-    "unasked": _lines("unasked", sorted(UNASKED.keys() - {"scatter"}), ("", "@1")),
+    "unasked": _lines("unasked", sorted(UNASKED.keys() - COLLECTIVE), ("", "@1")),
+    "stumble": _lines("stumble", ("forward", "forward_end", "loss", "backward", "step_pre", "step_post")),
+    "stumble_on_one_rank": _lines("stumble", ("step_pre", "step_post"), ("@0", "@1")),
     "metric": ["metric"],
     "barrier": ["barrier"],
     "zero_grad": _lines("zero_grad", ZEROING),
@@ -209,6 +211,8 @@ class _Style:
     """What most steps of a program have in common."""
 
     def __init__(self, choices: _Choices, model: str, is_wrapped: bool) -> None:
+        # DDP with static_graph sums no more where its first pass was past it
+        self.may_go_past = is_wrapped and "static_graph" not in MODELS[model].ddp
         self.is_wrapped = is_wrapped
         self.zeroing = _zeroing(choices, 30)
         flags = choices.allowed(FLAGS)
@@ -277,7 +281,7 @@ def _passes(choices: _Choices, parts: str, style: _Style) -> list[str]:
             words.append(choices.of(ways))
         if (style.is_wrapped or words[-1] == "no_sync") and choices.allowed(["again"]) and choices.chance(5):
             words.append("again")
-        if style.is_wrapped and choices.allowed(["past"]) and choices.chance(5):
+        if style.may_go_past and choices.allowed(["past"]) and choices.chance(5):
             words.append("past")
         if style.flag == "scaled" or (style.flag and choices.chance(70)):
             words.append(style.flag)

@@ -24,7 +24,7 @@ from gradlane.live.backends.hierarchy import Hosts, Stages, hosts_of, levels_of
 from gradlane.live.backends.norms import Norms
 from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
-from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, is_gloo, unrecorded
+from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, all_reduce, is_gloo, unrecorded
 from gradlane.live.backends.sockets import set_traffic_class
 from gradlane.live.backends.streams import Streams
 from gradlane.units import format_bytes, format_ns
@@ -204,7 +204,7 @@ class AllReduceBackend:
         number = self._group_of_norms
 
         def begin_sum(norms: torch.Tensor, then: OnEnd) -> None:
-            self._groups.when_ended([unrecorded(self._groups[number].allreduce, [norms])], then)
+            self._groups.when_ended([unrecorded(all_reduce, self._groups[number], [norms])], then)
 
         group = self._groups[0]
         return Norms(plan, buffers, dist.get_rank(group), dist.get_world_size(group), begin_sum)

@@ -21,7 +21,7 @@ from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages
 from gradlane.live.backends.norms import Norms, part_lengths
 from gradlane.live.backends.owned_sum import OwnedSum
-from gradlane.live.backends.process_groups import ProcessGroups, UnderWay, unrecorded
+from gradlane.live.backends.process_groups import ProcessGroups, UnderWay, all_reduce, unrecorded
 from gradlane.live.backends.streams import Event, Stream, Streams
 from gradlane.live.backends.two_phase import TwoPhase
 
@@ -304,7 +304,7 @@ def _second_phase(buffer: MessageBuffer, two_phase: TwoPhase | OwnedSum) -> _Pha
 
 
 def _all_reduce(tensor: torch.Tensor, group: Any) -> list[Any]:
-    return [unrecorded(group.allreduce, [tensor], _SUM)]  # `dist.all_reduce` does the same after 13 us of checks
+    return [unrecorded(all_reduce, group, [tensor], _SUM)]  # `dist.all_reduce` does the same after 13 us of checks
 
 
 def _in_turn(first: Callable[[], None], then: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gradlane.live.backends.process_groups import OnEnd, ProcessGroups, UnderWay, unrecorded
+from gradlane.live.backends.process_groups import OnEnd, ProcessGroups, UnderWay, all_reduce, unrecorded
 from gradlane.live.backends.two_phase import TwoPhase
 from gradlane.transport import formation
 
@@ -232,7 +232,7 @@ class _Piece:
 
 
 def _all_reduce(share: torch.Tensor, group: Any) -> list[Any]:
-    return [group.allreduce([share], dist.AllreduceOptions())]
+    return [all_reduce(group, [share], dist.AllreduceOptions())]
 
 
 def nothing() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from msgspec import UNSET
@@ -391,6 +391,18 @@ class Driver:
     def describe_state(self) -> str:
         """What is in flight and what is waited for, for error messages."""
         return self._carrier.describe_state()
+
+    def fail(
+        self,
+        text: str,
+        kind: type[JobError] | type[UnsupportedError] = JobError,
+        because_of: BaseException | None = None,
+    ) -> NoReturn:
+        """Raise an error with `text`, whose cause is `because_of`, and tell the other ranks."""
+        self.failures.check()  # the first failure stands
+        error = kind(f"{self.where}: {text}")
+        self.abort(error)
+        raise error from because_of
 
     def abort(self, error: BaseException) -> None:
         """Fail this rank with `error`, and tell the other ranks."""

@@ -24,10 +24,10 @@ from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.nn.parallel import distributed
-from torch.utils._pytree import tree_map_only
 
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.ddp.optimizers import tell_of_steps
+from gradlane.live.ddp.outputs import through_one_node
 from gradlane.live.ddp.reducer import Reducer
 from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.idle import IdleSession
@@ -395,9 +395,8 @@ class DistributedDataParallel(TorchDDP):
                 output = self.module(*inputs, **kwargs)
         finally:
             session.counts_calls = False
-        # torch's class gives clones too: the script may change them
-        if self.find_unused_parameters and not self.static_graph and getattr(self, "_ddp_sink_clone", True):
-            return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.grad_fn is None else tensor.clone(), output)
+        if self.find_unused_parameters and not self.static_graph:
+            return through_one_node(output, clones=getattr(self, "_ddp_sink_clone", True))
         return output
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -120,6 +120,8 @@ class ServedActions(Guarding):
 
     unguard_state = guard_state
 
+    has_raised = guard_state  # it has updated nothing, since all gradients are hidden from it
+
     def all_are_made(self) -> None:
         """Nothing else waits for the last update."""
 

@@ -110,14 +110,15 @@ def mode_of_step() -> str:
 def as_at_step() -> contextlib.AbstractContextManager[Any]:
     """Run a deferred update as `step()` would have run it.
 
-    The first use of a parameter may be inside a trace, functorch's levels, or dispatch and function
-    modes; the update must not be.
+    The first use of a parameter may be inside a trace, an export, functorch's levels, or dispatch and
+    function modes; the update must not be. Torch's optimizers round otherwise while something is compiled.
     """
     if not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
+        or torch.compiler._is_compiling_flag
     ):
         return _AS_IT_IS
     return _outside_of_modes()
@@ -139,6 +140,9 @@ def _outside_of_modes() -> Iterator[None]:
         if trace is not None:
             torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
             stack.callback(torch._C._set_tracing_state, trace)  # type: ignore[attr-defined]
+        if torch.compiler._is_compiling_flag:
+            torch.compiler._is_compiling_flag = False
+            stack.callback(setattr, torch.compiler, "_is_compiling_flag", True)
         yield
 
 

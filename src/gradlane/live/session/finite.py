@@ -13,7 +13,7 @@ leaves the step out, so nothing is updated and nothing is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import torch
@@ -80,6 +80,18 @@ class FiniteCheck(Unchecked):
         )
         self._driver.abort(error)
         raise error
+
+
+def need_finite(params: Iterable[tuple[str, torch.nn.Parameter]], rank: int) -> None:
+    """Raise `NotFiniteError` if a parameter of this `rank` is not finite when the session begins."""
+    for name, param in params:
+        if not _is_finite(param.detach(), None):
+            raise NotFiniteError(
+                f"{name} is infinite or NaN on rank {rank} when gradlane begins to sum. With DistributedDataParallel, torch "
+                "sums the first step, whose gradients check_finite does not see. Look at the first batch and loss, or at the "
+                "checkpoint that was loaded",
+                rank,
+            )
 
 
 def _is_finite(values: torch.Tensor, limit: float | None) -> bool:

@@ -42,6 +42,18 @@ class ModuleHook(Hook):
             _outside_the_compiler(self._method, module, torch.compiler.is_compiling(), output)
 
 
+class CallHook(ModuleHook):
+    """A `ModuleHook` on a whole model. Compiled code, whose graph breaks at a hook, skips it while `counts()` is false."""
+
+    def __init__(self, method: Callable[..., Any] | None, counts: Callable[[], bool] | None = None) -> None:
+        super().__init__(method)
+        self._counts = counts
+
+    def __call__(self, module: Any, args: Any, output: Any = None) -> None:
+        if self._counts is None or not torch.compiler.is_compiling() or self._counts():
+            super().__call__(module, args, output)
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _outside_the_compiler(method: Callable[..., Any], module: Any, compiling: bool, output: Any) -> None:
     method(module, compiling, output)

@@ -106,10 +106,7 @@ class Parts:
 
     def fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
         """Raise an error with `text`, and tell the other ranks."""
-        self.failures.check()  # the first failure stands
-        error = kind(f"{self.driver.where}: {text}")
-        self.driver.abort(error)
-        raise error
+        self.driver.fail(text, kind)
 
     def refused_aloud(self, call: Callable[[BufferSync], None]) -> None:
         """Call `call` with the buffers, if there are any; tell the other ranks if it raises `UnsupportedError`."""

@@ -18,7 +18,15 @@ from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.session import guards, interruptions
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.guards import PendingGradient
-from gradlane.live.session.hooks import Hook, ModuleHook, around_step, is_called_inside_itself, is_compiled, tensors_in
+from gradlane.live.session.hooks import (
+    CallHook,
+    Hook,
+    ModuleHook,
+    around_step,
+    is_called_inside_itself,
+    is_compiled,
+    tensors_in,
+)
 from gradlane.live.session.torch_patches import patch_for_good, take_as_a_tensor, unwatch_compiled_code, watch_compiled_code
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.torch_versions import keeps_graph
@@ -127,8 +135,8 @@ class Passes:
             handle = each.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             each.hook = handle.id
             hold(handle)
-        hold(model.register_forward_pre_hook(ModuleHook(self._call_begins)))
-        hold(model.register_forward_hook(ModuleHook(self._call_ended)))
+        hold(model.register_forward_pre_hook(CallHook(self._call_begins, self._counts)))
+        hold(model.register_forward_hook(CallHook(self._call_ended, self._counts)))
         hold(model.register_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
         # the public name of this is new in PyTorch 2.5
         hold(model._register_load_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
@@ -184,6 +192,10 @@ class Passes:
                 self._handles.append(module.register_forward_pre_hook(ModuleHook(self.before_compiled)))
 
     # -- forward ------------------------------------------------------------------------------------
+
+    def _counts(self) -> bool:
+        """Whether a call counts that compiled code makes: no export, and no call past the drop-in's wrapper."""
+        return self.counts_calls and not torch.compiler.is_exporting()
 
     def _call_begins(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         """Hook. Lightning calls `training_step` as the model's forward, and that calls the model: a call inside of a call."""

@@ -85,7 +85,8 @@ _READ_TOO_EARLY = (
 )
 _READ_INSIDE = (
     "the gradient of {name} is read, or accumulated into once more, after it was sent and before the backward pass has ended; "
-    "use checkpoint(use_reentrant=False), and read gradients after backward()"
+    "use checkpoint(use_reentrant=False), and read gradients after backward(). If the script has caught an error of "
+    "backward(), the job cannot go on from here: gradients are partly summed"
 )
 
 Row = dict[Event, "Phase | str"]

@@ -59,6 +59,7 @@ class Steps:
         """The script may have caught an error of an optimizer's step, and trains on."""
         if self._updates.hides and not is_stepping(sys._getframe()):
             self._updates.abandon()
+        self._parts.actions.refuse_to_go_on()
 
     # -- before -------------------------------------------------------------------------------------
 
@@ -68,6 +69,7 @@ class Steps:
         parts = self._parts
         if self._updates.hides and not is_stepping(sys._getframe(), besides=1):
             self._updates.abandon()
+        parts.actions.refuse_to_go_on()
         self._updates.step_again()
         with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
             instead = run_first(optimizer, args, kwargs)
@@ -162,6 +164,7 @@ class Steps:
                 parts.gradients.give(tracked)
         if late:
             wrap_handlers()
+            parts.actions.step_begins(optimizer, now)
         self._updates.step(stepped, late, DeferredStep(optimizer) if late else None)
 
     def _all_arrive_soon(self, several: Sequence[Tracked]) -> bool:

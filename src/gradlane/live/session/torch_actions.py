@@ -6,13 +6,16 @@ another stream was ordered by the script after `step()`, not after a later updat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
 
 from gradlane.live.backends.streams import Stream
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import guards, outdated, torch_patches
-from gradlane.live.session.deferred_step import DeferredStep, as_at_step
+from gradlane.live.session.deferred_step import PER_PARAMETER, DeferredStep, as_at_step
 from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.guarding import Guarding
@@ -21,6 +24,9 @@ from gradlane.live.session.tracked import Tracked
 from gradlane.live.session.verification import Unverified
 
 _LOST = "was updated with a sum that never came: the update was queued on the device behind it, and the job failed before"
+_RAISES_AT_ONCE = (
+    "Mend what raises; or keep the barrier, with attach(cross_barrier=False) or a policy such as mg-wfbp: step() raises it then"
+)
 _LACKS = "lacks its update of the last step: step() had left it until its gradients are summed, and the job failed before"
 
 
@@ -59,6 +65,8 @@ class TorchActions(Guarding):
         self.check, self.wait_until = self._failures.check, self._failures.wait_until
         self.wait_for_all = driver.wait_for_all
         self.hide, self.show = gradients.hide, gradients.show
+        self._versions: list[tuple[Tracked, int]] | None = None  # of what the optimizer that steps updates at once
+        self._half_done: str | None = None  # the optimizer whose step raised in the middle
         self.home: Stream | None = None
         self.were_used_elsewhere = False
 
@@ -127,13 +135,48 @@ class TorchActions(Guarding):
                             self._verifier.arrived(tracked.param, tracked.slot)
                             self._verifier.changes(tracked.param, tracked.later)
                     self._gradients.change(several)
-                    step.update(params)
+                    with self._refused_again(step, several):
+                        step.update(params)
                     if self._verifier.verifies:
                         self._verifier.updated(params)
             finally:
                 for param, gradient in zip(params, before, strict=True):
                     guards.set_gradient(param, gradient)
         self._recorder.add_each("update", self._driver.iteration, tensors, began, now_ns())
+
+    @contextmanager
+    def _refused_again(self, step: DeferredStep, several: Sequence[Tracked]) -> Iterator[None]:
+        """End the job if an optimizer raises: to try again would make those updates twice that it has made."""
+        try:
+            yield
+        except Exception as error:
+            kind, names = type(step.optimizer).__name__, ", ".join(tracked.name for tracked in several)
+            self._driver.fail(
+                f"{kind}.step() raised {type(error).__name__}: {error}; this was after step() had returned, in updates that it "
+                f"had left until gradients are summed ({names}). Some of these may have been made. {_RAISES_AT_ONCE}",
+                because_of=error,
+            )
+
+    def step_begins(self, optimizer: torch.optim.Optimizer, now: Sequence[Tracked]) -> None:
+        """An optimizer is about to update `now`, and to leave others."""
+        may_begin_elsewhere = guards.own_class(optimizer) in PER_PARAMETER or len(optimizer.param_groups) > 1
+        self._versions = None if may_begin_elsewhere else [(tracked, tracked.param._version) for tracked in now]
+
+    def has_raised(self, step: DeferredStep) -> None:
+        """Note which optimizer may have left its step half done: under DDP it would have come to other parameters first.
+
+        A script's own optimizer with one group has not, if it has updated nothing: it may check something first of all.
+        """
+        if self._versions is None or any(tracked.param._version != version for tracked, version in self._versions):
+            self._half_done = type(step.optimizer).__name__
+
+    def refuse_to_go_on(self) -> None:
+        """The script trains on: end the job if a step is half done. Until then it may read and save what there is."""
+        if self._half_done is not None:
+            self._driver.fail(
+                f"{self._half_done}.step() raised an error when some of its updates were left until gradients are summed, and "
+                f"the script trains on; under DDP other parameters would have been updated. {_RAISES_AT_ONCE}"
+            )
 
     # -- a device's streams -------------------------------------------------------------------------
 

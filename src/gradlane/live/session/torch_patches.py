@@ -206,7 +206,8 @@ def patch_for_good() -> None:
     torch.Tensor.data = _Data()  # type: ignore[assignment]
     for place, names in _READ_TENSORS:
         for name in names:
-            setattr(place, name, _with_current(getattr(place, name)))
+            if hasattr(place, name):
+                setattr(place, name, _with_current(getattr(place, name)))
 
     @functools.wraps(really)
     def create_script_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -221,13 +222,27 @@ def patch_for_good() -> None:
     torchscript.create_script_module = create_script_module  # type: ignore[assignment]
 
 
+_COLLECTIVES = (
+    *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "scatter", "gather", "send"),
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("all_gather_single", "all_gather_single_coalesced"),
+    *("reduce_scatter", "reduce_scatter_tensor_coalesced", "_reduce_scatter_base"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "recv", "recv_anysource"),
+)
+"""Of a process group: a sum, and what is received, is written to a tensor that is given."""
+
 # these read the memory of the tensors that they are given, without calling any torch function
 _READ_TENSORS: list[tuple[Any, Sequence[str]]] = [
     (torch._C.ScriptFunction, ("__call__",)),
     (torch._C.ScriptMethod, ("__call__",)),
     (torch, ("to_dlpack",)),
     (torch.utils.dlpack, ("to_dlpack",)),
-    *([(torch.distributed.ProcessGroup, ("scatter",))] if torch.distributed.is_available() else []),
+    *(
+        [(torch.distributed.ProcessGroup, _COLLECTIVES), (torch.distributed, ("_broadcast_coalesced",))]
+        if torch.distributed.is_available()
+        else []
+    ),
 ]
 
 

@@ -94,6 +94,9 @@ class Actions(Protocol[OneStep_contra]):
     def update(self, step: OneStep_contra, several: Sequence[Tracked]) -> None:
         """Make the updates of `several`, whose sums are there."""
 
+    def has_raised(self, step: OneStep_contra) -> None:
+        """The call that has begun as `step` has raised, and what it was to defer is dropped."""
+
     def all_are_made(self) -> None:
         """No update is deferred."""
 
@@ -192,6 +195,7 @@ class Updates(Generic[OneStep]):
 
     def abandon(self) -> None:
         """An optimizer has raised in its `step()`: drop the updates that this call was to defer."""
+        step = self._hidden[0].step
         for tracked in self._hidden:
             del self._deferred[tracked]
             tracked.step = None
@@ -199,6 +203,7 @@ class Updates(Generic[OneStep]):
         self._left = self._hidden.copy()
         self._hidden.clear()
         self._steps_in = None
+        self._do.has_raised(step)
         self._do.look_at_waits()
 
     def step_again(self) -> None:

@@ -234,6 +234,7 @@ class Verifier(Unverified):
         self._touched: dict[int, str] = {}
         self._last_updates: dict[int, _Update] = {}
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
+        self._is_stepping = False  # the last of them has not returned
         self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor]] = []
         # when the last forward pass began that DDP begins with rank 0's; its own rule, since BufferSync is what is verified
         self._buffers: list[torch.Tensor] | None = None
@@ -291,6 +292,8 @@ class Verifier(Unverified):
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if not self.verifies:
             return
+        self._drop_what_has_raised()
+        self._is_stepping = True
         updates = []
         states = guards.attributes_of(optimizer)["state"]
         for param in (param for group in optimizer.param_groups for param in group["params"]):
@@ -324,7 +327,15 @@ class Verifier(Unverified):
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if self.verifies:
+            self._is_stepping = False
             self.updated(param for group in optimizer.param_groups for param in group["params"] if not owed(param))
+
+    def _drop_what_has_raised(self) -> None:
+        """Leave out the last step if it has raised: the reference would raise, too."""
+        if self._is_stepping:
+            self._is_stepping = False
+            for update in self._steps.pop()[1]:
+                self._last_updates.pop(id(update.param), None)
 
     # -- comparing ---------------------------------------------------------------------------------
 
@@ -332,6 +343,7 @@ class Verifier(Unverified):
         if not self.verifies:
             return
         self.verifies = False
+        self._drop_what_has_raised()
         self._compare_buffers()
         self._compare_sums()
         self._compare_norms()

@@ -45,6 +45,7 @@ from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
+from gradlane.live.session.finite import need_finite
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
@@ -236,6 +237,8 @@ def attach_from(
             await_others(
                 lambda: copy_from(0, job.synchronised, backend.control_group, backend.control_device), "rank 0's parameters"
             )
+        if resolved.stepping.check_finite:
+            need_finite(job.params, job.global_rank)
         buffers_are_due = wrapped is None or wrapped.buffers_are_due
         session = _build(job, resolved, start, may_cross, coordination, new_groups, backend, buffers_are_due)
         # a rank that closes its session at once would break connections that others still make
