@@ -40,7 +40,7 @@ def bits_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tor
 
 
 def differences(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
-    """Names whose bits differ, or that only one side has. Of 16 bits, any NaN equals any other."""
+    """Names whose bits differ, or that only one side has. Any NaN equals any other: a sum of two is one of them."""
     found = sorted(set(left) ^ set(right))
     for name in sorted(set(left) & set(right)):
         a, b = (_of_one_nan(side[name].contiguous()) for side in (left, right))
@@ -50,8 +50,7 @@ def differences(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 
 
 def _of_one_nan(value: torch.Tensor) -> torch.Tensor:
-    is_half = value.dtype in (torch.float16, torch.bfloat16)
-    return torch.where(value.isnan(), torch.nan, value) if is_half else value
+    return torch.where(value.isnan(), torch.nan, value) if value.is_floating_point() else value
 
 
 def train(model: nn.Module, call: Any, optimizer: torch.optim.Optimizer, batch: Any, steps: int, rank: int) -> list[float]:

@@ -83,6 +83,13 @@ KEPT: dict[str, Program] = {
     "two_forward_passes_with_batch_norm_and_one_backward_pass": _program(
         ("zero_grad", "backward twice", "step"), PLAIN, model="convolutions"
     ),
+    "a_forward_pass_that_raises_before_the_module_is_called_past_its_wrapper": _program(
+        (*PLAIN, "stumble forward_end"),
+        ("zero_grad", "backward past", "step"),
+        PLAIN,
+        model="convolutions",
+        way="bytescheduler late wrapped",
+    ),
     "passes_in_evaluation_mode_that_are_summed": _program(
         ("zero_grad", "backward eval", "backward no_sync eval", "backward eval", "step"),
         ("zero_grad", "backward no_sync", "backward eval", "backward", "backward eval", "step"),

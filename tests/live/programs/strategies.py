@@ -211,13 +211,15 @@ class _Style:
     """What most steps of a program have in common."""
 
     def __init__(self, choices: _Choices, model: str, is_wrapped: bool) -> None:
-        # DDP with static_graph sums no more where its first pass was past it
-        self.may_go_past = is_wrapped and "static_graph" not in MODELS[model].ddp
+        is_static = "static_graph" in MODELS[model].ddp
+        self.may_go_past = is_wrapped and not is_static  # DDP sums no more where its first pass was past it
         self.is_wrapped = is_wrapped
         self.zeroing = _zeroing(choices, 30)
         flags = choices.allowed(FLAGS)
         if MODELS[model].parts:  # DDP refuses a penalty on what the forward pass did not use
             flags = [flag for flag in flags if flag not in ("penalty", "functional")]
+        elif is_static:  # where the first backward pass makes no gradient of a parameter, DDP does not sum the next
+            flags = [flag for flag in flags if flag != "slope"]
         self.flag = choices.of(flags) if flags and choices.chance(25) else ""
         self.all_parts = parts_of(model)
         self.parts = choices.of(self.all_parts) if not choices.chance(50) else None

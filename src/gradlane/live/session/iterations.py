@@ -61,7 +61,8 @@ class Iterations:
         self.complete, self.arrived_again = self._sending.complete, self._sending.arrived
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
-        self._forward_thread: int | None = None  # of the forward pass in training that has begun and not ended
+        self._in_forward = False  # a forward pass in training has begun, and neither ended nor has its backward pass begun
+        self._called_by: int | None = None  # the thread of a call in training that counts and has not returned
         self._take_up(first_plan)
         past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
         self.passes = Passes(
@@ -88,10 +89,6 @@ class Iterations:
         scripts = {id(param) for param in parameters_of_scripts(self.parts.job.model)}
         for tracked in self.parts.tracked:
             tracked.unguarded = id(tracked.param) in scripts or tracked in self._unseen
-
-    @property
-    def _in_forward(self) -> bool:
-        return self._forward_thread is not None
 
     @property
     def in_backward(self) -> bool:
@@ -144,9 +141,10 @@ class Iterations:
         elif not parts.settled:
             self.passes.hook_compiled_parts()
         if self.passes.counts_calls and not (parts.left_alone or nested):
-            if self._forward_thread == get_ident():
+            if self._called_by == get_ident():
                 parts.refused_aloud(BufferSync.forward_raised)
-                self._forward_thread = None
+                self._in_forward = False
+            self._called_by = get_ident() if trains else None
             parts.refused_aloud(
                 lambda buffers: buffers.before_forward(parts.failures.wait_until, module.training, parts.settled)
             )
@@ -172,7 +170,7 @@ class Iterations:
         if watches:
             self._measuring.all_are_watched()
             self._watch_all()
-        self._forward_thread = get_ident()
+        self._in_forward = True
 
     def _watch_all(self) -> None:
         self.parts.actions.guard([tracked for tracked in self.parts.tracked if not tracked.unguarded])
@@ -210,6 +208,7 @@ class Iterations:
         if not nested:
             self._gradients.take_back()
             if self.passes.counts_calls:
+                self._called_by = None
                 self._verifier.forward_ended(self.passes.sync and torch.is_grad_enabled())
         if not torch.is_grad_enabled():
             return
@@ -221,7 +220,7 @@ class Iterations:
     def _forward_is_over(self) -> None:
         """A forward pass has ended; or its backward pass begins, also inside of a call of the model."""
         if self._in_forward:
-            self._forward_thread = None
+            self._in_forward = False
             self._measuring.forward_ended()
             self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now_ns())
 
