@@ -176,7 +176,7 @@ class ControlChannel:
             if (waited_s := lines.due(time.monotonic())) is not None:
                 missing = [self._ranks[rank] for rank in sorted(protocol.missing)]
                 log.warning(
-                    "gradlane: rank %d waits for ranks %s to call gradlane.attach (with --ddp: to train on after a first step), "
+                    "gradlane: rank %d waits for ranks %s to call gradlane.attach (with --ddp: to train on after a step), "
                     "for %.0f s now, for up to %.0f s (timeout=)",
                     self._ranks[0],
                     missing,
