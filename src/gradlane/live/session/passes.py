@@ -29,7 +29,7 @@ from gradlane.live.session.hooks import (
 )
 from gradlane.live.session.torch_patches import patch_for_good, take_as_a_tensor, unwatch_compiled_code, watch_compiled_code
 from gradlane.live.session.tracked import Tracked
-from gradlane.live.torch_versions import keeps_graph
+from gradlane.live.torch_versions import is_exporting, keeps_graph
 
 UNSEEN_FORWARD = (
     "a backward pass began, and gradlane has seen no forward pass of the model since the last one (model.forward(inputs), "
@@ -195,7 +195,7 @@ class Passes:
 
     def _counts(self) -> bool:
         """Whether a call counts that compiled code makes: no export, and no call past the drop-in's wrapper."""
-        return self.counts_calls and not torch.compiler.is_exporting()
+        return self.counts_calls and not is_exporting()
 
     def _call_begins(self, module: torch.nn.Module, compiling: bool, _: Any) -> None:
         """Hook. Lightning calls `training_step` as the model's forward, and that calls the model: a call inside of a call."""

@@ -6,8 +6,8 @@ another stream was ordered by the script after `step()`, not after a later updat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import torch
 
@@ -135,8 +135,10 @@ class TorchActions(Guarding):
                             self._verifier.arrived(tracked.param, tracked.slot)
                             self._verifier.changes(tracked.param, tracked.later)
                     self._gradients.change(several)
-                    with self._refused_again(step, several):
+                    try:
                         step.update(params)
+                    except Exception as error:
+                        self._fail_half_made(step, several, error)
                     if self._verifier.verifies:
                         self._verifier.updated(params)
             finally:
@@ -144,18 +146,14 @@ class TorchActions(Guarding):
                     guards.set_gradient(param, gradient)
         self._recorder.add_each("update", self._driver.iteration, tensors, began, now_ns())
 
-    @contextmanager
-    def _refused_again(self, step: DeferredStep, several: Sequence[Tracked]) -> Iterator[None]:
-        """End the job if an optimizer raises: to try again would make those updates twice that it has made."""
-        try:
-            yield
-        except Exception as error:
-            kind, names = type(step.optimizer).__name__, ", ".join(tracked.name for tracked in several)
-            self._driver.fail(
-                f"{kind}.step() raised {type(error).__name__}: {error}; this was after step() had returned, in updates that it "
-                f"had left until gradients are summed ({names}). Some of these may have been made. {_RAISES_AT_ONCE}",
-                because_of=error,
-            )
+    def _fail_half_made(self, step: DeferredStep, several: Sequence[Tracked], error: Exception) -> NoReturn:
+        """End the job, since `step` has raised `error`: to try again would make those updates twice that it has made."""
+        kind, names = type(step.optimizer).__name__, ", ".join(tracked.name for tracked in several)
+        self._driver.fail(
+            f"{kind}.step() raised {type(error).__name__}: {error}; this was after step() had returned, in updates that it had "
+            f"left until gradients are summed ({names}). Some of these may have been made. {_RAISES_AT_ONCE}",
+            because_of=error,
+        )
 
     def step_begins(self, optimizer: torch.optim.Optimizer, now: Sequence[Tracked]) -> None:
         """An optimizer is about to update `now`, and to leave others."""

@@ -10,6 +10,8 @@ with all others whose sums have arrived. These are the rules:
   waited looks again: other threads may have gone on as far as the next step.
 - While an optimizer runs, late gradients are hidden from it. Other threads wait until it is over.
 - Before a fork all deferred updates are made.
+- An optimizer that raises in a deferred update ends the job, since some of its updates may have been made. So does one
+  that has raised in the middle of its step, once the script trains on.
 - Once the job has failed, a parameter that lacks its update refuses to be read.
 
 What is done to tensors, optimizers and the network is behind `Actions`, so that nothing here knows of torch.
