@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+import gradlane
 from tests.live.loops.job import STEPS, Job, adam, loop, momentum
 
 READ = "reads gradients"
@@ -235,6 +236,16 @@ def _raising(model: nn.Module) -> torch.optim.Optimizer:
 
 @loop(optimizer=_raising, attach={"cross_barrier": True}, says=None)
 def a_step_that_raises_and_is_called_again_or_left_out(job: Job) -> None:
+    _raise_now_and_then(job)
+
+
+@loop(optimizer=_raising, attach={"cross_barrier": True, "verify": gradlane.VerifyOptions(first=0, every=1)}, says=None)
+def steps_that_raise_while_they_are_verified(job: Job) -> None:
+    """The reference would raise, too."""
+    _raise_now_and_then(job)
+
+
+def _raise_now_and_then(job: Job) -> None:
     for step in range(STEPS + 6):
         job.optimizer.zero_grad()
         job.backward()

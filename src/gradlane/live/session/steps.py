@@ -70,6 +70,7 @@ class Steps:
         if self._updates.hides and not is_stepping(sys._getframe(), besides=1):
             self._updates.abandon()
         parts.actions.refuse_to_go_on()
+        self._verifier.drop_what_has_raised()
         self._updates.step_again()
         with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
             instead = run_first(optimizer, args, kwargs)

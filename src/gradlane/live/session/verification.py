@@ -155,6 +155,9 @@ class Unverified:
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         """`step()` has updated all parameters that are not `owed`."""
 
+    def drop_what_has_raised(self) -> None:
+        """An optimizer is about to step, or a backward pass begins: leave out the last step if it has raised."""
+
     def compare(self) -> None:
         """Every sum has arrived, and all updates have run: compare what was copied (collective).
 
@@ -292,7 +295,6 @@ class Verifier(Unverified):
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if not self.verifies:
             return
-        self._drop_what_has_raised()
         self._is_stepping = True
         updates = []
         states = guards.attributes_of(optimizer)["state"]
@@ -330,9 +332,8 @@ class Verifier(Unverified):
             self._is_stepping = False
             self.updated(param for group in optimizer.param_groups for param in group["params"] if not owed(param))
 
-    def _drop_what_has_raised(self) -> None:
-        """Leave out the last step if it has raised: the reference would raise, too."""
-        if self._is_stepping:
+    def drop_what_has_raised(self) -> None:
+        if self._is_stepping:  # the reference would raise, too; and what is kept of it would count as the script's aliases
             self._is_stepping = False
             for update in self._steps.pop()[1]:
                 self._last_updates.pop(id(update.param), None)
@@ -343,7 +344,7 @@ class Verifier(Unverified):
         if not self.verifies:
             return
         self.verifies = False
-        self._drop_what_has_raised()
+        self.drop_what_has_raised()
         self._compare_buffers()
         self._compare_sums()
         self._compare_norms()
