@@ -50,14 +50,11 @@ KEPT: dict[str, Program] = {
     "a_step_post_hook_that_zeroes_gradients_registered_before_attach": _program(
         PLAIN, PLAIN, hooks=("before step_post zero_grad",)
     ),
+    "a_step_post_hook_that_reads_the_state": _program(PLAIN, PLAIN, hooks=("after step_post state",)),
     # steps that raise
-    "a_step_that_raises_at_once_and_one_whose_deferred_updates_do": _program(
-        PLAIN, (*PLAIN, "stumble rate"), PLAIN, optimizer="groups", way="blocks mixed"
-    ),
     "a_step_that_counts_before_it_raises": _program(
         PLAIN, ("zero_grad", "backward", "stumble rate"), PLAIN, optimizer="adam_fused", way="owners mixed wrapped"
     ),
-    "a_step_post_hook_that_reads_the_state": _program(PLAIN, PLAIN, hooks=("after step_post state",)),
     # references that a script keeps
     "references_to_gradients": _program(("zero_grad", "backward", "keep gradients", "step"), ("zero_grad", "backward", "look")),
     "surgery_on_references_to_gradients": _program(("surgery references", "step"), PLAIN),
