@@ -608,8 +608,10 @@ def in_a_fork(rank: int, world: int) -> tuple[bool, int, list[str]]:
 
 
 def one_rank_tries_again(rank: int, world: int, which: int, tries: int) -> tuple[list[Any], dict[str, Any]]:
-    """Rank `which` catches errors of some forward passes, and calls the model again each time. Returns what this rank has then:
-    the running means with which later passes begin, and its parameters at the end.
+    """Rank `which` catches errors of some forward passes, and calls the model again each time.
+
+    Returns:
+        The running means at the begin of each later pass, and the parameters at the end.
     """
     torch.manual_seed(7)
     model = Raising()
