@@ -45,7 +45,8 @@ def train_step(
 
 
 def close(wrapper: Any) -> None:
-    if wrapper.session is not None:
+    """End the session of `wrapper`, if it is gradlane's and has one."""
+    if isinstance(wrapper, gradlane.DistributedDataParallel) and wrapper.session is not None:
         wrapper.session.close()
 
 
@@ -58,8 +59,7 @@ def _trained(rank: int, wrap: Callable[..., Any], loop: Callable[[Any, Any, torc
         found = loop(wrapper, model, torch.Generator().manual_seed(1000 + rank))
         return bits(model, None), found
     finally:
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            close(wrapper)
+        close(wrapper)
 
 
 def compare(rank: int, world: int, name: str) -> tuple[list[str], Any, list[str]]:
@@ -300,8 +300,7 @@ def a_part_frozen_when_wrapped(rank: int, world: int, to_torch: bool) -> tuple[l
             if step == 8 and to_torch:
                 wrapper.register_comm_hook(None, _doubles)
             train_step(wrapper, model, optimizer, generator)
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            close(wrapper)
+        close(wrapper)
         return bits(model, None)
 
     reference = train(TorchDDP)
@@ -328,8 +327,7 @@ def outputs_that_are_changed(rank: int, world: int) -> list[str]:
         for _ in range(8):
             train_step(lambda x: wrapper(x)["probabilities"].mul_(3.0), model, optimizer, generator)
             kept.append(model.last.detach().clone())
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            close(wrapper)
+        close(wrapper)
         return bits(model, None) | {f"kept {step}": values for step, values in enumerate(kept)}
 
     reference = train(TorchDDP)
@@ -375,8 +373,7 @@ def outputs_that_the_loss_leaves_out(rank: int, world: int) -> list[str]:
 
         for _ in range(8):
             train_step(call, model, optimizer, generator)
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            close(wrapper)
+        close(wrapper)
         return bits(model, optimizer)
 
     reference = train(TorchDDP)
@@ -403,8 +400,7 @@ def compiled_past_the_wrapper(rank: int, world: int) -> tuple[list[str], int]:
                     found[f"exported {step}"] = torch.export.export(model, (x,), strict=True).module()(x)
                 elif step % 3 == 1:
                     found[f"compiled {step}"] = compiled(x)
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            close(wrapper)
+        close(wrapper)
         return bits(model, optimizer) | found
 
     reference = train(TorchDDP)
@@ -443,8 +439,7 @@ def buffers_that_appear_and_move(rank: int, world: int, from_the_start: bool) ->
                 train_step(wrapper, model, optimizer, generator)
             return bits(model, optimizer), getattr(wrapper, "session", None) is not None
         finally:
-            if isinstance(wrapper, gradlane.DistributedDataParallel):
-                close(wrapper)
+            close(wrapper)
 
     reference, _ = trained(TorchDDP)
     with slow_network():
@@ -470,8 +465,7 @@ def the_module_called_by_itself(rank: int, world: int) -> tuple[list[str], list[
             model.train()
             seen.append(model.features[1].running_mean.sum().item())
         found = bits(model, None)
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            close(wrapper)
+        close(wrapper)
         return found, seen
 
     reference, torchs = train(TorchDDP)
@@ -502,8 +496,7 @@ def past_the_wrapper(rank: int, world: int, verify: bool) -> tuple[list[str], li
                 wrapper.reducer.prepare_for_backward([])
                 again.backward()
             optimizer.step()
-        if isinstance(wrapper, gradlane.DistributedDataParallel):
-            close(wrapper)
+        close(wrapper)
         return bits(model, optimizer)
 
     reference = train(TorchDDP)
@@ -536,8 +529,7 @@ def two_models(rank: int, world: int) -> tuple[list[str], list[bool]]:
             f"{index}/{name}": value for index, one in enumerate((makes, judges)) for name, value in bits(one, None).items()
         }
         for wrapper in (maker, judge):
-            if isinstance(wrapper, gradlane.DistributedDataParallel):
-                close(wrapper)
+            close(wrapper)
         return found, scheduled
 
     reference, _ = train(lambda model, **kwargs: TorchDDP(model, find_unused_parameters=True, **kwargs))

@@ -117,7 +117,7 @@ def copies_by_functions_that_torch_does_not_overload(job: Job) -> None:
 
 @loop(defers=None, says=None)
 def parameters_read_past_torchs_functions(job: Job) -> None:
-    """What reads the last parameter makes the last deferred update, so that each way comes first in some step."""
+    """Each read makes deferred updates. So each way comes first in some step, while there are any."""
     params, ways = list(job.model.parameters()), list(UNASKED.items())
     for step in range(STEPS + 3):
         job.step()

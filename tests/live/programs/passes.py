@@ -252,7 +252,7 @@ def _stumbles(*_: object) -> None:
 @action
 def stumble(run: Run, where: str) -> None:
     """An error that the script catches, to go on: in the forward pass, at its end (when buffers have changed), of the loss, in
-    the backward pass ahead of all gradients, or in a hook ahead of the step or behind it.
+    the backward pass ahead of all gradients, in a hook ahead of the step or behind it, or of torch, for a rate that is none.
     """
     if where in ("forward", "forward_end"):
         module = next(run.model.children()) if where == "forward" else [*run.model.modules()][-1]

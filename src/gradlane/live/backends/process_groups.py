@@ -62,7 +62,7 @@ def unrecorded(begin: Callable[..., Begun], *args: Any) -> Begun:
 
 
 all_reduce = dist.ProcessGroup.allreduce
-"""Torch's own: a session's patch (`torch_patches.py`) looks for parameters in each call."""
+"""Torch's own function. What stands in its place later looks for parameters in each call (`torch_patches.py`)."""
 
 _END_S = 5.0  # for sums to end once their connections are shut down, and for callbacks
 

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from gradlane.live.session.guards import attributes_of, own_class
 from gradlane.live.session.numerics import Numerics
 from gradlane.live.session.script_lines import TORCH, is_inside_itself
+from gradlane.live.session.tracked import Tracked
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
 # takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
@@ -151,9 +152,10 @@ class DeferredStep:
 
     Args:
         optimizer: the one that is about to step.
+        now: the parameters that it updates at once.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, now: Sequence[Tracked] = ()) -> None:
         self.optimizer = optimizer
         self.owes = 0  # updates that have not run yet
         self._entries = len(attributes_of(optimizer)["state"])
@@ -166,7 +168,18 @@ class DeferredStep:
             attributes = _snapshot(attributes)
         self._attributes, self._groups = attributes, groups
         self._group_of = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
+        of_torch = self._class in PER_PARAMETER
+        self._versions = None if of_torch or len(groups) > 1 else [(tracked, tracked.param._version) for tracked in now]
         self._numerics = Numerics(next(param.device.type for group in optimizer.param_groups for param in group["params"]))
+
+    @property
+    def may_be_half_done(self) -> bool:
+        """Whether `step()`, which has raised, may have changed something, or would have with all gradients.
+
+        It goes from group to group and from parameter to parameter. A script's own optimizer may check something first of
+        all: with one group it has changed nothing if it has updated no parameter.
+        """
+        return self._versions is None or any(tracked.param._version != version for tracked, version in self._versions)
 
     def update(self, params: Iterable[torch.nn.Parameter]) -> None:
         """Update `params`, whose `.grad` must hold the sums, with the call's hyper-parameters."""

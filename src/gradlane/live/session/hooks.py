@@ -45,12 +45,12 @@ class ModuleHook(Hook):
 class CallHook(ModuleHook):
     """A `ModuleHook` on a whole model. Compiled code, whose graph breaks at a hook, skips it while `counts()` is false."""
 
-    def __init__(self, method: Callable[..., Any] | None, counts: Callable[[], bool] | None = None) -> None:
+    def __init__(self, method: Callable[..., Any] | None, counts: Callable[[], bool] = lambda: True) -> None:
         super().__init__(method)
         self._counts = counts
 
     def __call__(self, module: Any, args: Any, output: Any = None) -> None:
-        if self._counts is None or not torch.compiler.is_compiling() or self._counts():
+        if not torch.compiler.is_compiling() or self._counts():
             super().__call__(module, args, output)
 
 

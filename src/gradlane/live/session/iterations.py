@@ -61,8 +61,8 @@ class Iterations:
         self.complete, self.arrived_again = self._sending.complete, self._sending.arrived
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
-        self._in_forward = False  # a forward pass in training has begun, and neither ended nor has its backward pass begun
-        self._called_by: int | None = None  # the thread of a call in training that counts and has not returned
+        self._in_forward = False  # a forward pass in training runs; until it ends, or its backward pass begins
+        self._called_by: int | None = None  # the thread that is in a counted call in training; an error leaves it
         self._take_up(first_plan)
         past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
         self.passes = Passes(

@@ -55,9 +55,13 @@ class Steps:
         self._ranked_as_held = False  # the planner takes this script for one that keeps the barrier, until aliases are gone
         self.runs_closure = False
 
-    def go_on_after_an_error(self) -> None:
-        """The script may have caught an error of an optimizer's step, and trains on."""
-        if self._updates.hides and not is_stepping(sys._getframe()):
+    def go_on_after_an_error(self, besides: int = 0) -> None:
+        """The script may have caught an error of an optimizer's step, and trains on.
+
+        Args:
+            besides: how many steps have just begun on this thread.
+        """
+        if self._updates.hides and not is_stepping(sys._getframe(), besides):
             self._updates.abandon()
         self._parts.actions.refuse_to_go_on()
 
@@ -67,9 +71,7 @@ class Steps:
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any, compiling: bool) -> tuple[Any, Any] | None:
         """An optimizer is about to update, see `hooks.around_step`."""
         parts = self._parts
-        if self._updates.hides and not is_stepping(sys._getframe(), besides=1):
-            self._updates.abandon()
-        parts.actions.refuse_to_go_on()
+        self.go_on_after_an_error(besides=1)
         self._verifier.drop_what_has_raised()
         self._updates.step_again()
         with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
@@ -165,8 +167,7 @@ class Steps:
                 parts.gradients.give(tracked)
         if late:
             wrap_handlers()
-            parts.actions.step_begins(optimizer, now)
-        self._updates.step(stepped, late, DeferredStep(optimizer) if late else None)
+        self._updates.step(stepped, late, DeferredStep(optimizer, now) if late else None)
 
     def _all_arrive_soon(self, several: Sequence[Tracked]) -> bool:
         """Wait for the sums of `several`, if that may take less time than to defer their updates."""

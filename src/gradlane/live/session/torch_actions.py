@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-import torch
-
 from gradlane.live.backends.streams import Stream
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
 from gradlane.live.session import guards, outdated, torch_patches
-from gradlane.live.session.deferred_step import PER_PARAMETER, DeferredStep, as_at_step
+from gradlane.live.session.deferred_step import DeferredStep, as_at_step
 from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.guarding import Guarding
@@ -65,7 +63,6 @@ class TorchActions(Guarding):
         self.check, self.wait_until = self._failures.check, self._failures.wait_until
         self.wait_for_all = driver.wait_for_all
         self.hide, self.show = gradients.hide, gradients.show
-        self._versions: list[tuple[Tracked, int]] | None = None  # of what the optimizer that steps updates at once
         self._half_done: str | None = None  # the optimizer whose step raised in the middle
         self.home: Stream | None = None
         self.were_used_elsewhere = False
@@ -155,17 +152,8 @@ class TorchActions(Guarding):
             because_of=error,
         )
 
-    def step_begins(self, optimizer: torch.optim.Optimizer, now: Sequence[Tracked]) -> None:
-        """An optimizer is about to update `now`, and to leave others."""
-        may_begin_elsewhere = guards.own_class(optimizer) in PER_PARAMETER or len(optimizer.param_groups) > 1
-        self._versions = None if may_begin_elsewhere else [(tracked, tracked.param._version) for tracked in now]
-
     def has_raised(self, step: DeferredStep) -> None:
-        """Note which optimizer may have left its step half done: under DDP it would have come to other parameters first.
-
-        A script's own optimizer with one group has not, if it has updated nothing: it may check something first of all.
-        """
-        if self._versions is None or any(tracked.param._version != version for tracked, version in self._versions):
+        if step.may_be_half_done:
             self._half_done = type(step.optimizer).__name__
 
     def refuse_to_go_on(self) -> None:

@@ -206,8 +206,7 @@ def patch_for_good() -> None:
     torch.Tensor.data = _Data()  # type: ignore[assignment]
     for place, names in _READ_TENSORS:
         for name in names:
-            if hasattr(place, name):
-                setattr(place, name, _with_current(getattr(place, name)))
+            setattr(place, name, _with_current(getattr(place, name)))
 
     @functools.wraps(really)
     def create_script_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +221,7 @@ def patch_for_good() -> None:
     torchscript.create_script_module = create_script_module  # type: ignore[assignment]
 
 
-_COLLECTIVES = (
+_COLLECTIVES: tuple[str, ...] = (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "scatter", "gather", "send"),
     *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
     *("all_gather_single", "all_gather_single_coalesced"),
@@ -230,7 +229,7 @@ _COLLECTIVES = (
     *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
     *("alltoall", "alltoall_base", "all_to_all_single", "recv", "recv_anysource"),
 )
-"""Of a process group: a sum, and what is received, is written to a tensor that is given."""
+"""Methods of a process group, some of them of newer versions of torch. Most write to tensors that they are given, too."""
 
 # these read the memory of the tensors that they are given, without calling any torch function
 _READ_TENSORS: list[tuple[Any, Sequence[str]]] = [
@@ -239,7 +238,10 @@ _READ_TENSORS: list[tuple[Any, Sequence[str]]] = [
     (torch, ("to_dlpack",)),
     (torch.utils.dlpack, ("to_dlpack",)),
     *(
-        [(torch.distributed.ProcessGroup, _COLLECTIVES), (torch.distributed, ("_broadcast_coalesced",))]
+        [
+            (torch.distributed.ProcessGroup, [name for name in _COLLECTIVES if hasattr(torch.distributed.ProcessGroup, name)]),
+            (torch.distributed, ("_broadcast_coalesced",)),
+        ]
         if torch.distributed.is_available()
         else []
     ),
