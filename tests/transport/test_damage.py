@@ -171,6 +171,7 @@ def with_a_server_made_by_hand(**options: object) -> Iterator[tuple[Node, socket
             connection.sendall(frame(CHALLENGE, bytes(32) + proof))
             exactly(connection, HEADER_BYTES + 32)
             connection.sendall(frame(WELCOME))
+            worker.join(5)
             yield worker, connection
 
 
