@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.live.programs.kept import KEPT, WHY_OPEN, WITHOUT
-from tests.live.programs.pair import Pair
 from tests.live.programs.program import Program, matches
+from tests.live.programs.runner import Runner
 from tests.live.programs.strategies import programs
 
 pytestmark = pytest.mark.matrix
@@ -21,9 +21,9 @@ EXAMPLES = 40
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    with Pair() as pair:
-        yield pair
+def runner() -> Iterator[Runner]:
+    with Runner() as runner:
+        yield runner
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
@@ -31,12 +31,12 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_marks(name)) for name in KEPT])
-def test_a_program_that_failed_once_is_equal_or_refused(pair, name):
-    outcome = pair.run(KEPT[name])
+def test_a_program_that_failed_once_is_equal_or_refused(runner, name):
+    outcome = runner.run(KEPT[name])
     assert outcome.kind in ("equal", "refused"), f"{outcome.kind} {outcome.about}\n{outcome.trace}"
 
 
-def test_generated_programs_are_equal_or_refused(pair):
+def test_generated_programs_are_equal_or_refused(runner):
     kinds, deferring = [], 0
 
     @settings(
@@ -49,7 +49,7 @@ def test_generated_programs_are_equal_or_refused(pair):
     @given(programs(WITHOUT))
     def each(program: Program) -> None:
         nonlocal deferring
-        outcome = pair.run(program)
+        outcome = runner.run(program)
         kinds.append(outcome.kind)
         deferring += any(outcome.deferred)
         assert not outcome.bad, (

@@ -54,8 +54,9 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 
+from gradlane.live import torch_modes
 from gradlane.live.backends.streams import Event, Stream
-from gradlane.live.session import deferred_step, torch_patches
+from gradlane.live.session import torch_patches
 from gradlane.testing import happens_before, operations
 from gradlane.testing.happens_before import Access, Conflict, Frames, Memory, Timeline, place_of
 from gradlane.testing.operations import Kind, effects_of, span, tensors_in
@@ -223,7 +224,7 @@ class CheckedStreams:
         for the whole process: let one thread at a time watch.
         """
         self._training = threading.get_ident()
-        with _in_deferred_updates(self), _Noting(self):
+        with _in_gradlane(self), _Noting(self):
             yield
         self.check()
 
@@ -613,8 +614,8 @@ class _Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _in_deferred_updates(streams: CheckedStreams) -> Iterator[None]:
-    """Where deferred updates leave all dispatch modes, come back to that of `streams`."""
+def _in_gradlane(streams: CheckedStreams) -> Iterator[None]:
+    """Where gradlane leaves all dispatch modes, come back to that of `streams`."""
 
     @contextlib.contextmanager
     def leave_others() -> Iterator[Any]:
@@ -622,5 +623,5 @@ def _in_deferred_updates(streams: CheckedStreams) -> Iterator[None]:
         with _disable_current_modes() as left, _Noting(streams) if noting else contextlib.nullcontext():
             yield left
 
-    with patch.object(deferred_step, "_disable_current_modes", leave_others):
+    with patch.object(torch_modes, "_disable_current_modes", leave_others):
         yield

@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.device.machine import Setup
 from tests.live.programs import alone as by_themselves
 from tests.live.programs.kept import WITHOUT
-from tests.live.programs.pair import Outcome, Pair
 from tests.live.programs.program import Program, matches
+from tests.live.programs.runner import Outcome, Runner
 from tests.live.programs.shrinking import smallest, without_kinds
 from tests.live.programs.strategies import programs
 
@@ -62,6 +62,7 @@ class Findings:
 )
 @click.option("--device", default="cpu", show_default=True, help="On which models train; early or late: the CPU as a device.")
 @click.option("--group", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="Of the ranks.")
+@click.option("--ranks", default=2, show_default=True, help="Those behind the second add zeros to every gradient.")
 @click.option("--known", is_flag=True, help="Leave out what is known to be open (kept.py), too.")
 @click.option("--shrink/--no-shrink", default=True, help="Make one program of each group as small as it gets.")
 @click.option(
@@ -75,6 +76,7 @@ def main(
     without: str,
     device: str,
     group: str,
+    ranks: int,
     known: bool,
     shrink: bool,
     alone: bool,
@@ -83,21 +85,21 @@ def main(
 ) -> None:
     console = Console(soft_wrap=True, highlight=False)
     findings = Findings()
-    with Pair(device, group, Setup(group, 2, shares=True).environments if group == "nccl" else None) as pair:
+    with Runner(device, group, Setup(group, ranks, shares=True).environments if group == "nccl" else None, ranks) as runner:
         if given_programs:
             for text in _lines(given_programs):
-                _show(console, pair, Program.from_json(text), shrink)
+                _show(console, runner, Program.from_json(text), shrink)
             return
         left_out = [words.strip() for words in without.split(",") if words.strip()] + [*WITHOUT] * known
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was found is told
         try:
             if alone:
-                _try_alone(console, pair, findings, left_out, out)
+                _try_alone(console, runner, findings, left_out, out)
             else:
-                _run(console, pair, findings, examples, number, left_out, out)
+                _run(console, runner, findings, examples, number, left_out, out)
         except KeyboardInterrupt:
             shrink = False
-        _tell(console, pair, findings, shrink)
+        _tell(console, runner, findings, shrink)
     if any(findings.counts[kind] for kind in ("differs", "raises", "hangs")):
         raise SystemExit(1)
 
@@ -108,15 +110,15 @@ def _lines(given_programs: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _show(console: Console, pair: Pair, program: Program, shrink: bool) -> None:
-    outcome = pair.run(program)
+def _show(console: Console, runner: Runner, program: Program, shrink: bool) -> None:
+    outcome = runner.run(program)
     if shrink and outcome.bad:
-        program, outcome = smallest(program, outcome, pair.run)
+        program, outcome = smallest(program, outcome, runner.run)
     console.print(f"{outcome.kind}  {outcome.about}\n{outcome.trace}{program.json()}", markup=False)
 
 
 def _run(
-    console: Console, pair: Pair, findings: Findings, examples: int, number: int, without: list[str], out: Path | None
+    console: Console, runner: Runner, findings: Findings, examples: int, number: int, without: list[str], out: Path | None
 ) -> None:
     with _progress(console) as progress:
         task = progress.add_task("programs", total=examples)
@@ -131,12 +133,12 @@ def _run(
         )
         @given(programs(without))
         def each(program: Program) -> None:
-            outcome = pair.run(program)
+            outcome = runner.run(program)
             group = findings.add(program, outcome)
             if outcome.bad:
                 _leave(out, program)
                 if group is None:
-                    smaller, seen = without_kinds(program, outcome, pair.run)
+                    smaller, seen = without_kinds(program, outcome, runner.run)
                     group = (seen.how, frozenset(smaller.kinds()))
                     findings.groups[group].insert(0, (smaller, seen))
                     console.print(f"{escape(_title(group))}: {escape(seen.about[:300])}\n    {escape(program.json())}")
@@ -147,7 +149,7 @@ def _run(
         each()
 
 
-def _try_alone(console: Console, pair: Pair, findings: Findings, without: list[str], out: Path | None) -> None:
+def _try_alone(console: Console, runner: Runner, findings: Findings, without: list[str], out: Path | None) -> None:
     found = [
         program
         for program in by_themselves.alone()
@@ -156,7 +158,7 @@ def _try_alone(console: Console, pair: Pair, findings: Findings, without: list[s
     with _progress(console) as progress:
         task = progress.add_task("programs", total=len(found))
         for program in found:
-            outcome = pair.run(program)
+            outcome = runner.run(program)
             findings.add(program, outcome)
             if outcome.bad:
                 _leave(out, program)
@@ -182,12 +184,12 @@ def _title(group: Group) -> str:
     return f"{group[0]} with {', '.join(sorted(group[1])) or 'nothing unusual'}"
 
 
-def _tell(console: Console, pair: Pair, findings: Findings, shrink: bool) -> None:
+def _tell(console: Console, runner: Runner, findings: Findings, shrink: bool) -> None:
     for group, failures in sorted(findings.groups.items(), key=lambda item: -len(item[1])):
         console.rule(escape(f"{_title(group)}: {len(failures)} programs"))
         program, outcome = min(failures, key=lambda failure: len(failure[0].json()))
         if shrink:
-            program, outcome = smallest(program, outcome, pair.run)
+            program, outcome = smallest(program, outcome, runner.run)
         console.print(f"{outcome.about[:1000]}\n{outcome.trace[-1500:]}{program.json()}", markup=False)
     for title, texts in (("refused", findings.refusals), ("discarded", findings.discards)):
         if texts:

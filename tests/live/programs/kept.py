@@ -55,6 +55,8 @@ KEPT: dict[str, Program] = {
     "a_step_that_counts_before_it_raises": _program(
         PLAIN, ("zero_grad", "backward", "stumble rate"), PLAIN, optimizer="adam_fused", way="owners mixed wrapped"
     ),
+    # what runs in gradlane while a script traces
+    "a_trace_ahead_of_the_sums": _program(PLAIN, ("zero_grad", "backward", "represent trace @1", "step"), PLAIN),
     # references that a script keeps
     "references_to_gradients": _program(("zero_grad", "backward", "keep gradients", "step"), ("zero_grad", "backward", "look")),
     "surgery_on_references_to_gradients": _program(("surgery references", "step"), PLAIN),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -217,6 +218,86 @@ class Odd(nn.Module):
         return self.last(x * self.factor)
 
 
+class Recurrent(nn.Module):
+    """LSTM, whose weights torch may put into one piece of memory, and a GRU that shares the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16, padding_idx=0)
+        self.lstm = nn.LSTM(16, 12, num_layers=2, dropout=0.1, batch_first=True)
+        self.gru = nn.GRU(16, 12, batch_first=True)
+        self.head = nn.Linear(24, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        return self.head(torch.cat([self.lstm(x)[0], self.gru(x)[0]], -1)).transpose(1, 2)
+
+
+class Parametrized(nn.Module):
+    """Weights that are computed from parameters: by weight norm, by spectral norm (which changes its buffers), by a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = parametrizations.weight_norm(nn.Linear(WIDTH, 30))
+        self.second = parametrizations.spectral_norm(nn.Linear(30, 30))
+        self.third = prune.ln_structured(nn.Linear(30, CLASSES), "weight", amount=0.3, n=2, dim=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Renormed(nn.Module):
+    """An embedding that shortens its rows in the forward pass, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16, max_norm=0.5)
+        self.layer = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.layer(self.embedding(x)))).transpose(1, 2)
+
+
+class Scripted(Mlp):
+    """Layers that TorchScript has compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(torch.jit.script(layer) for layer in self.layers)
+
+
+class OwnFunction(torch.autograd.Function):
+    """A linear layer whose backward pass computes the gradient of its weight, and keeps what it returned."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return slope @ weight, slope.t() @ x
+
+
+class Written(nn.Module):
+    """A layer by a Function of the model's own, one whose weight is cast in the forward pass, and nested outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(30, WIDTH) * 0.1)
+        self.second = nn.Linear(30, 30)
+        self.norm = nn.LayerNorm(30)
+        self.heads = nn.ParameterList(nn.Parameter(torch.randn(30, CLASSES) * 0.1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = torch.tanh(OwnFunction.apply(x, self.first))
+        x = F.linear(x.double(), self.second.weight.double(), self.second.bias.double()).to(x.dtype)
+        x = torch.utils.checkpoint.checkpoint(self.norm, x, use_reentrant=True) + x
+        return {str(index): x @ head for index, head in enumerate(self.heads)}
+
+
 @dataclass(frozen=True)
 class Model:
     make: Callable[[], nn.Module]
@@ -243,6 +324,11 @@ MODELS = {
     "static_convolutions": Model(Convolutions, images, ddp={"static_graph": True}),
     "convolutions_of_unequal_buffers": Model(Convolutions, images, ddp={"broadcast_buffers": False}),
     "odd": Model(Odd),
+    "recurrent": Model(Recurrent, tokens),
+    "parametrized": Model(Parametrized),
+    "renormed": Model(Renormed, tokens),
+    "scripted": Model(Scripted),
+    "written": Model(Written),
 }
 
 
@@ -327,6 +413,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizers]] = {
     "asgd": one(torch.optim.ASGD, lr=0.05),
     "rprop": one(torch.optim.Rprop, lr=0.002),
     "nadam": one(torch.optim.NAdam, lr=0.005),
+    "radam": one(torch.optim.RAdam, lr=0.005),
+    "adadelta": one(torch.optim.Adadelta, lr=0.5),
+    "adamax": one(torch.optim.Adamax, lr=0.005),
+    "maximizing": one(torch.optim.SGD, lr=0.005, momentum=0.9, maximize=True),
     "groups": two_groups,
     "two": two_optimizers,
     "part": part_of_the_model,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.live.programs.models import loss_of
 from tests.live.programs.run import Run, action
@@ -37,6 +40,21 @@ FLAGS = {
     "zeroed_between",  # zero_grad between forward and backward
     "autocast",
     "eval",  # in evaluation mode, as when fine-tuning
+    "anomaly",  # found by torch, which keeps where each operation stood
+    "elsewhere",  # what the backward pass needs is packed away meanwhile
+    "counted",  # by a mode that sees every operation
+}
+
+
+class Counted(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+SURROUNDINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "anomaly": torch.autograd.detect_anomaly,
+    "elsewhere": lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda value: value),
+    "counted": Counted,
 }
 
 
@@ -45,13 +63,16 @@ def backward(run: Run, *words: str) -> None:
     take, flags = _split(words)
     if "eval" in flags:
         run.call.eval()
-    with run.no_sync() if flags & {"no_sync", "no_sync_forward"} else contextlib.nullcontext():
-        loss = _loss(run, take, flags)
-        if "no_sync" in flags:
-            _backward(run, loss, flags)
-    if "no_sync" not in flags:
-        with run.no_sync() if "no_sync_backward" in flags else contextlib.nullcontext():
-            _backward(run, loss, flags)
+    with contextlib.ExitStack() as around:
+        for name in flags & SURROUNDINGS.keys():
+            around.enter_context(SURROUNDINGS[name]())
+        with run.no_sync() if flags & {"no_sync", "no_sync_forward"} else contextlib.nullcontext():
+            loss = _loss(run, take, flags)
+            if "no_sync" in flags:
+                _backward(run, loss, flags)
+        if "no_sync" not in flags:
+            with run.no_sync() if "no_sync_backward" in flags else contextlib.nullcontext():
+                _backward(run, loss, flags)
     if "eval" in flags:
         run.call.train()
     run.see("loss", float(loss))
@@ -83,9 +104,9 @@ def _backward(run: Run, loss: torch.Tensor, flags: set[str]) -> None:
         zero_grad(run)
     if "scaled" in flags:
         loss = run.scaler.scale(loss)
-    loss.backward(retain_graph="again" in flags)
+    run.backward(loss, retain_graph="again" in flags)
     if "again" in flags:
-        loss.backward()
+        run.backward(loss)
 
 
 def _functional_loss(run: Run, take: str) -> torch.Tensor:
@@ -193,7 +214,7 @@ def closure(run: Run, *words: str) -> None:
     def compute() -> torch.Tensor:
         run.optimizers[0].zero_grad()
         loss = run.loss(_split(words)[0])
-        loss.backward()
+        run.backward(loss)
         return loss.detach()
 
     run.see("loss of a closure", run.optimizers[0].step(compute))
@@ -207,7 +228,7 @@ def surgery(run: Run, how: str, *words: str) -> None:
     for _ in range(2):
         run.model.zero_grad()
         loss = run.loss(take)
-        loss.backward()
+        run.backward(loss)
         run.see("loss of surgery", float(loss))
         found.append(
             [
@@ -226,7 +247,7 @@ def sam(run: Run, *words: str) -> None:
     """Sharpness-aware minimisation: the gradient at parameters that are moved along the gradient, and moved back."""
     take, _ = _split(words)
     run.model.zero_grad()
-    run.loss(take).backward()
+    run.backward(run.loss(take))
     moved: list[tuple[nn.Parameter, torch.Tensor]] = []
     with torch.no_grad():
         for param in run.with_gradients():
@@ -234,7 +255,7 @@ def sam(run: Run, *words: str) -> None:
             param.add_(moved[-1][1])
     run.model.zero_grad()
     loss = run.loss(take)
-    loss.backward()
+    run.backward(loss)
     run.see("loss of SAM", float(loss))
     with torch.no_grad():
         for param, by in moved:
@@ -255,7 +276,8 @@ def stumble(run: Run, where: str) -> None:
     the backward pass ahead of all gradients, in a hook ahead of the step or behind it, or of torch, for a rate that is none.
     """
     if where in ("forward", "forward_end"):
-        module = next(run.model.children()) if where == "forward" else [*run.model.modules()][-1]
+        modules = [module for module in run.model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+        module = next(run.model.children()) if where == "forward" else modules[-1]
         removed = module.register_forward_hook(_stumbles)
         with contextlib.suppress(Stumble):
             run.loss()
@@ -267,7 +289,7 @@ def stumble(run: Run, where: str) -> None:
         loss = run.loss()
         loss.register_hook(_stumbles)
         with contextlib.suppress(Stumble):
-            loss.backward()
+            run.backward(loss)
     elif where == "rate":  # torch refuses it in the middle of a step, once it has come to the last group
         for optimizer in run.optimizers:
             group = optimizer.param_groups[-1]

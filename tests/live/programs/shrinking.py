@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from tests.live.programs.models import MODELS
-from tests.live.programs.pair import Outcome
 from tests.live.programs.program import Program
+from tests.live.programs.runner import Outcome
 
 Try = Callable[[Program], Outcome]
 

@@ -69,6 +69,10 @@ BETWEEN = {
     "freeze": ["freeze first", "freeze last", "freeze odd"],
     "unfreeze": ["unfreeze"],
     "layout": ["layout channels_last"],
+    "prune": ["prune mask", "prune remove"],
+    "apply": _lines("apply", ("modules", "tensors", "to", "shared", "buffers_alone")),
+    "represent": _lines("represent", ("trace", "functional", "shallow", "loaded", "stacked", "fused"), ("", "@1")),
+    "distributed_state": _lines("distributed_state", ("get", "set", "full", "optimizer")),
     "buffer": _lines("buffer", ("data", "zero", "add"), ("", "@0", "@1")),
     "state": _lines("state", ("read", "clear", "new", "pop", "replace", "zero", "scale")),
     "rate": ["rate 0.5", "rate 1.5"],
@@ -112,7 +116,10 @@ HOOKS = {
 CASTS = _lines("cast", ("half", "double", "bfloat16"), ("", "through"))
 """At the very end only: DDP's hooks are lost where a parameter has been of another dtype, and it sums no more."""
 
-FLAGS = ("twice", "weighted", "penalty", "slope", "functional", "zeroed_between", "autocast", "eval", "infinite")
+FLAGS = (
+    *("twice", "weighted", "penalty", "slope", "functional", "zeroed_between", "autocast", "eval", "infinite"),
+    *("anomaly", "elsewhere", "counted"),
+)
 STEPS_UNDER = _lines("step_under", ("autocast", "no_kernels_of_oneDNN", "float64_by_default", "deterministic_algorithms"))
 METHODS = ("surgery references", "surgery clones", "sam")
 KEPT_PARTS = "kept parts"
@@ -165,6 +172,7 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
     gradients, between = choices.table(GRADIENTS), choices.table(BETWEEN)
     if _has_buffers(model):
         between.pop("evaluate_on_one_rank", None)  # DDP's broadcast of buffers would wait for the other rank
+        between.pop("represent", None)  # it calls the module, which is a forward pass of an attached model
         if "buffer" in without:
             between.pop("rollback", None)
     if "convolutions" in model:

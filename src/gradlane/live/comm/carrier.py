@@ -20,6 +20,7 @@ from gradlane.live.backends.streams import Event
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.failures import Failures
 from gradlane.live.comm.recorder import Recorder, now_ns
+from gradlane.live.torch_modes import outside_of_modes
 from gradlane.schedule import Engine
 from gradlane.transport import NodeEngine
 
@@ -198,7 +199,7 @@ class HostCarrier:
     def ready(self, tensors: Sequence[int]) -> None:
         reached = self._sums.so_far()
         now = now_ns()
-        with self._lock:
+        with outside_of_modes(), self._lock:
             self._failures.check()  # what carried the sums may be gone
             self._recorder.add_each("ready", self._iteration, tensors, now, now)
             if reached is not None:
@@ -215,7 +216,7 @@ class HostCarrier:
         self._tell(self.engine.allow, message)
 
     def look(self) -> None:
-        with self._lock:
+        with outside_of_modes(), self._lock:
             self._look()
 
     def _look(self) -> None:
@@ -341,18 +342,20 @@ class HostCarrier:
         return self.engine.missing
 
     def wait(self, tensor: int | None, what: str, is_past: Callable[[], bool]) -> None:
-        with self._lock:
-            messages = range(len(self._plan.messages)) if tensor is None else self.engine.messages_of(tensor)
-            self._sums.await_ends(messages)
-        if tensor is None:
-            self._failures.wait_until(lambda: not self.engine.missing or is_past(), what)
-        else:
-            self._failures.wait_until(lambda: self.engine.has_arrived(tensor) or is_past(), what)
+        with outside_of_modes():  # what has ended meanwhile starts messages on this thread
+            with self._lock:
+                messages = range(len(self._plan.messages)) if tensor is None else self.engine.messages_of(tensor)
+                self._sums.await_ends(messages)
+            if tensor is None:
+                self._failures.wait_until(lambda: not self.engine.missing or is_past(), what)
+            else:
+                self._failures.wait_until(lambda: self.engine.has_arrived(tensor) or is_past(), what)
 
     def wait_briefly(self, limit_ns: int) -> bool:
-        with self._lock:
-            self._sums.await_ends(range(len(self._plan.messages)))
-        return self._failures.wait_briefly(lambda: not self.engine.missing, limit_ns)
+        with outside_of_modes():
+            with self._lock:
+                self._sums.await_ends(range(len(self._plan.messages)))
+            return self._failures.wait_briefly(lambda: not self.engine.missing, limit_ns)
 
     def interrupt(self) -> None:
         """Its waits are those of `Failures`."""

@@ -18,15 +18,15 @@ from types import FrameType
 from typing import Any, cast
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from gradlane.live.session.guards import attributes_of, own_class
 from gradlane.live.session.numerics import Numerics
 from gradlane.live.session.script_lines import TORCH, is_inside_itself
 from gradlane.live.session.tracked import Tracked
+from gradlane.live.torch_modes import outside_of_modes
 
 # Optimizers that update each parameter from its own gradient and state alone. LBFGS, and whatever
 # takes a norm over all parameters, does not. The step of an optimizer that is not listed here waits
@@ -108,43 +108,22 @@ def mode_of_step() -> str:
     )
 
 
-def as_at_step() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def as_at_step() -> Iterator[None]:
     """Run a deferred update as `step()` would have run it.
 
     The first use of a parameter may be inside a trace, an export, functorch's levels, or dispatch and
     function modes; the update must not be. Torch's optimizers round otherwise while something is compiled.
     """
-    if not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler._is_compiling_flag
-    ):
-        return _AS_IT_IS
-    return _outside_of_modes()
-
-
-_AS_IT_IS = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _outside_of_modes() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        if torch._C._len_torch_dispatch_stack():
-            stack.enter_context(_disable_current_modes())
-        if torch._C._len_torch_function_stack():
-            stack.enter_context(torch._C.DisableTorchFunction())
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            stack.enter_context(temporarily_clear_interpreter_stack())
-        trace = torch._C._get_tracing_state()
-        if trace is not None:
-            torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-            stack.callback(torch._C._set_tracing_state, trace)  # type: ignore[attr-defined]
-        if torch.compiler._is_compiling_flag:
+    compiles = torch.compiler._is_compiling_flag
+    with outside_of_modes():
+        if compiles:
             torch.compiler._is_compiling_flag = False
-            stack.callback(setattr, torch.compiler, "_is_compiling_flag", True)
-        yield
+        try:
+            yield
+        finally:
+            if compiles:
+                torch.compiler._is_compiling_flag = True
 
 
 class DeferredStep:

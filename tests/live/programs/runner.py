@@ -1,4 +1,4 @@
-"""Pair: two ranks that run one program after another, and new ones after any error."""
+"""Runner: ranks that run one program after another, and new ones after any error."""
 
 from __future__ import annotations
 
@@ -45,21 +45,28 @@ class Outcome:
         return self.kind if self.kind != "raises" else self.about.partition(" (in ")[0][:60]
 
 
-class Pair:
+class Runner:
     """A context; its processes are started with the first program.
 
     Args:
         device: on which programs train.
         group: the backend of the ranks' process group.
         environments: see `Ranks`.
+        ranks: how many; those behind the second add zeros to every gradient.
     """
 
-    def __init__(self, device: str = "cpu", group: str = "gloo", environments: Sequence[dict[str, str]] | None = None) -> None:
-        self._device, self._group, self._environments = device, group, environments
+    def __init__(
+        self,
+        device: str = "cpu",
+        group: str = "gloo",
+        environments: Sequence[dict[str, str]] | None = None,
+        ranks: int = 2,
+    ) -> None:
+        self._device, self._group, self._environments, self._count = device, group, environments, ranks
         self._ranks: Ranks | None = None
         self._programs = 0
 
-    def __enter__(self) -> Pair:
+    def __enter__(self) -> Runner:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of find_unused_parameters in each program
         return self
 
@@ -70,7 +77,7 @@ class Pair:
         if self._ranks is None:
             # a process that has opened a device cannot be forked
             processes = PROCESSES if self._device != "cuda" else multiprocessing.get_context("spawn")
-            self._ranks, self._programs = Ranks(2, self._group, processes, self._environments), 0
+            self._ranks, self._programs = Ranks(self._count, self._group, processes, self._environments), 0
         answers = self._ranks.answers(
             "tests.live.programs.comparison:compare",
             limit_s=LIMIT_S,
