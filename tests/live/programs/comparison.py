@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -149,8 +151,8 @@ def under_ddp(program: Program, rank: int, at: list[str]) -> dict[str, torch.Ten
         later = [hook for hook in program.hooks if not hook.startswith("before")]
         for hook in hooks:
             register(run, hook)
-        run.call = DistributedDataParallel(model, **_ddp_options(program))
-        run.no_sync = run.call.no_sync
+        options = _ddp_options(program)
+        _take_over(run, {name: DistributedDataParallel(part, **options) for name, part in _models(program, model).items()})
         for hook in later:
             register(run, hook)
         return _trained(run, at)
@@ -175,13 +177,19 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
         }
         with contextlib.ExitStack() as ends:
             if "wrapped" in options:
-                run.call = gradlane.DistributedDataParallel(model, options=asked, **_ddp_options(program))
-                ends.push(lambda *error: _end(run.call.session, *error))
-                run.no_sync = run.call.no_sync
+                wrappers: dict[str, Any] = {}
+                for name, part in _models(program, model).items():
+                    wrapper = gradlane.DistributedDataParallel(part, options=asked, **_ddp_options(program))
+                    ends.push(partial(_end, wrapper))
+                    wrappers[name] = wrapper
+                _take_over(run, wrappers)
             else:
                 asked["broadcast_buffers"] = MODELS[program.model].ddp.get("broadcast_buffers", True)
-                session: Any = ends.enter_context(gradlane.attach(model, optimizers, **asked))
-                run.no_sync = session.no_sync
+                sessions: list[Any] = [
+                    ends.enter_context(gradlane.attach(part, _with_parameters_of(part, optimizers), **asked))
+                    for part in _models(program, model).values()
+                ]
+                run.no_sync = partial(_no_sync, sessions)
             for hook in program.hooks:
                 if not hook.startswith("before"):
                     register(run, hook)
@@ -194,10 +202,42 @@ def _ddp_options(program: Program) -> dict[str, Any]:
     return {**options, **UNUSED} if freezes else options
 
 
-def _end(session: Any, *error: Any) -> None:
+def _models(program: Program, model: nn.Module) -> dict[str, nn.Module]:
+    """What gets a wrapper or a session of its own: the whole model, or parts of it by name."""
+    return {name: getattr(model, name) for name in MODELS[program.model].parts} if _has_several(program) else {"": model}
+
+
+def _has_several(program: Program) -> bool:
+    return MODELS[program.model].are_models
+
+
+def _take_over(run: Run, wrappers: dict[str, Any]) -> None:
+    """The loop calls `wrappers`: the only one, or another form of the model that has them in place of its parts."""
+    run.no_sync = partial(_no_sync, [*wrappers.values()])
+    if "" in wrappers:
+        run.call = wrappers[""]
+        return
+    run.call = copy.copy(run.model)
+    run.call.__dict__["_modules"] = {**run.model._modules, **wrappers}
+
+
+@contextlib.contextmanager
+def _no_sync(all_of: Sequence[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for each in all_of:
+            stack.enter_context(each.no_sync())
+        yield
+
+
+def _with_parameters_of(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    own = {id(param) for param in model.parameters()}
+    return [each for each in optimizers if own & {id(param) for group in each.param_groups for param in group["params"]}]
+
+
+def _end(wrapper: Any, *error: Any) -> None:
     """End what the drop-in has begun, if anything."""
-    if session is not None:
-        session.__exit__(*error)
+    if wrapper.session is not None:
+        wrapper.session.__exit__(*error)
 
 
 def _made(program: Program, seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -298,6 +299,42 @@ class Written(nn.Module):
         return {str(index): x @ head for index, head in enumerate(self.heads)}
 
 
+class Towers(nn.Module):
+    """Two models in one loop, each with a wrapper or a session of its own, as a generator and its critic have. Where the second
+    alone is taken, the first computes without gradients.
+    """
+
+    parts = ("left", "right")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(WIDTH, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh())
+        self.right = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, CLASSES))
+        self.takes = {"parts": self.parts}  # which the form of it that has wrappers in it shares
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        return self.takes["parts"]
+
+    @taken.setter
+    def taken(self, parts: tuple[str, ...]) -> None:
+        self.takes["parts"] = parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with contextlib.nullcontext() if "left" in self.taken else torch.no_grad():
+            x = self.left(x)
+        return self.right(x) if "right" in self.taken else x[:, :CLASSES]
+
+
+class NormedTowers(Towers):
+    """Towers with BatchNorm each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left.append(nn.BatchNorm1d(30))
+        self.right.insert(1, nn.BatchNorm1d(40))
+
+
 @dataclass(frozen=True)
 class Model:
     make: Callable[[], nn.Module]
@@ -305,6 +342,7 @@ class Model:
     parts: tuple[str, ...] = ()
     ddp: dict[str, Any] = field(default_factory=dict)
     must_take: bool = False  # at least one of the parts
+    are_models: bool = False  # the parts, each with a wrapper or session of its own; all ranks take the same
 
 
 MODELS = {
@@ -329,6 +367,8 @@ MODELS = {
     "renormed": Model(Renormed, tokens),
     "scripted": Model(Scripted),
     "written": Model(Written),
+    "towers": Model(Towers, parts=Towers.parts, must_take=True, are_models=True),
+    "normed_towers": Model(NormedTowers, parts=Towers.parts, must_take=True, are_models=True),
 }
 
 

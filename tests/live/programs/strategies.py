@@ -137,6 +137,8 @@ def parts_of(model: str) -> list[str]:
     first, second = parts
     both = f"{first},{second}"
     alike = [both, first, second] + ([] if MODELS[model].must_take else ["none"])
+    if MODELS[model].are_models:
+        return alike
     return alike + [f"{one}|{other}" for one, other in product(alike, alike) if one != other]
 
 
@@ -190,6 +192,8 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
     hooks = []
     if choices.chance(25):
         for name in draw(st.lists(st.sampled_from([*choices.table(HOOKS)]), min_size=1, max_size=2, unique=True)):
+            if name == "backward_post" and MODELS[model].are_models:
+                continue  # torch notes on the module that it has one, and not on its other form
             lines = choices.allowed(_lines("", ("before", "after"), HOOKS[name]))
             hooks += [choices.of(lines)] if lines else []
     if any(hook.split()[1] == "forward_pre" for hook in hooks) and "thread" in kinds:
@@ -263,6 +267,8 @@ def _step(
     for kind in kinds:
         if choices.chance(45):
             step.insert(_place(choices, step, kind in gradients), choices.of(actions[kind]))
+    if choices.chance(8) and "step" in step and choices.allowed(["step 0", "step 1"]):
+        step[step.index("step")] = choices.of(choices.allowed(["step 0", "step 1"]))
     if choices.chance(4) and "step" in step and choices.allowed(["step twice"]):
         step.insert(step.index("step") + 1, "step")
     return tuple(step)
