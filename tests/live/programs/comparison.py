@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradlane
 from gradlane.core.network import Network
+from gradlane.live.session.verification import VerifyOptions
 from gradlane.planning.tuning import TuneOptions
 from tests.live.cases import differences
 from tests.live.networks import counting_deferred_updates
@@ -60,9 +61,21 @@ WAYS = (
     "bytescheduler late tuned wrapped",
     "mercury mixed server wrapped",
     "owners mixed server wrapped",
+    "bytescheduler mixed verified",
+    "bytescheduler mixed verified wrapped",
+    "owners mixed verified",
+    "mercury mixed server verified wrapped",
+    "bytescheduler late checked",
+    "bytescheduler mixed checked wrapped",
+    "mercury mixed server checked",
+    "owners late checked wrapped",
+    "mg-wfbp late wrapped",
+    "geryon mixed",
+    "prophet mixed server wrapped",
 )
 """A policy; `late`: every sum is held, `mixed`: every other one, `prompt`: none; backend and order, if not the default ones;
-`tuned`: the plan changes in nearly every iteration; `wrapped`: by the drop-in, else attached.
+`tuned`: the plan changes in nearly every iteration; `verified`: most steps are compared with DDP's; `checked`: for
+gradients that are not finite; `wrapped`: by the drop-in, else attached.
 """
 
 
@@ -173,6 +186,8 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
             "network": Network.line(world, STARTUP_NS, BYTES_PER_SECOND),
             "profile_iterations": 1,
             "tune": TuneOptions(trials=6, iterations=1, settle=0) if "tuned" in options else False,
+            "verify": VerifyOptions(first=4, every=2) if "verified" in options else False,
+            "check_finite": "checked" in options,
             "timeout": TIMEOUT_S,
         }
         with contextlib.ExitStack() as ends:

@@ -196,8 +196,9 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
                 continue  # torch notes on the module that it has one, and not on its other form
             lines = choices.allowed(_lines("", ("before", "after"), HOOKS[name]))
             hooks += [choices.of(lines)] if lines else []
-    if any(hook.split()[1] == "forward_pre" for hook in hooks) and "thread" in kinds:
-        kinds.remove("thread")  # under DDP, too, it would read what the hook writes
+    writes_in_forward = model == "renormed" or any(hook.split()[1] == "forward_pre" for hook in hooks)
+    if writes_in_forward and "thread" in kinds:
+        kinds.remove("thread")  # under DDP, too, it would read what the forward pass writes
     if any(hook.split()[1] == "scheduler" for hook in hooks) and "schedule" not in kinds and "schedule" in between:
         kinds.append("schedule")
     way = choices.of(WAYS, "way ")
