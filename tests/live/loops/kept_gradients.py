@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from tests.live.loops.job import SHARED, STEPS, Job, Mlp, loop
 
@@ -229,4 +230,47 @@ def a_local_pass_after_the_summed_one(job: Job) -> None:
         job.backward()
         with job.no_sync():
             job.backward()
+        job.optimizer.step()
+
+
+def _tied(job: Job) -> list[nn.Parameter]:
+    return [*job.model.parameters(), job.model.layers[0].weight]
+
+
+@loop(defers=None, says=None)
+def gradients_marked_by_an_attribute(job: Job) -> None:
+    """Each is scaled once, however often the list has it."""
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        for param in _tied(job):
+            if not hasattr(param.grad, "scaled"):
+                param.grad.mul_(0.5)
+                param.grad.scaled = True  # type: ignore[attr-defined]
+        job.optimizer.step()
+
+
+@loop(defers=None, says=None)
+def gradients_marked_by_weak_references(job: Job) -> None:
+    scaled = WeakIdKeyDictionary()
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        for param in _tied(job):
+            if param.grad not in scaled:
+                param.grad.mul_(0.5)
+                scaled[param.grad] = True
+        job.optimizer.step()
+
+
+@loop(defers=None, says=None)
+def gradients_that_are_told_to_require_one(job: Job) -> None:
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        for param in job.model.parameters():
+            job.see("requires a gradient", param.grad.requires_grad)
+        if step % 2:
+            job.model.layers[1].weight.grad.requires_grad_()
+            job.model.layers[2].bias.grad.requires_grad = True
         job.optimizer.step()

@@ -424,7 +424,7 @@ def steps_left_out_where_gradients_are_not_finite(job: Job) -> None:
             job.optimizer.step()
 
 
-@loop(defers=None, says="SGD.step was replaced")
+@loop(defers=None, says="SGD.step, or a function that it calls")
 def step_of_the_class_replaced(job: Job) -> None:
     really = torch.optim.SGD.step
 

@@ -127,3 +127,16 @@ class TiedByData(Mlp):
 def parameters_of_one_memory(job: Job) -> None:
     for _ in range(STEPS):
         job.step()
+
+
+@loop()
+def a_parameter_whose_contents_are_to_be_swapped(job: Job) -> None:
+    """Torch refuses it where DDP has the parameter."""
+    for step in range(STEPS):
+        job.step()
+        if step == 4:
+            weight = job.model.layers[1].weight
+            try:
+                torch.utils.swap_tensors(weight, nn.Parameter(weight.detach() * 0.9))
+            except RuntimeError:
+                job.see("refused", step)

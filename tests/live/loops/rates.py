@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -224,5 +227,57 @@ def a_fused_optimizer(job: Job) -> None:
 
 @loop(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True, maximize=True, foreach=True))
 def a_foreach_optimizer(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+# -- options and functions that a script replaces ----------------------------------------------------------
+
+
+@loop()
+def a_rate_in_an_array_changed_in_place(job: Job) -> None:
+    rate = np.array(0.1)
+    job.optimizer.param_groups[0]["lr"] = rate
+    for _ in range(STEPS):
+        job.step()
+        rate *= 0.7
+
+
+@loop(optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=0.01, foreach=False))
+def betas_in_a_list_of_tensors_changed_in_place(job: Job) -> None:
+    betas = [torch.tensor(0.9), torch.tensor(0.99)]
+    job.optimizer.param_groups[0]["betas"] = betas
+    for _ in range(STEPS):
+        job.step()
+        for beta in betas:
+            beta.mul_(0.9)
+
+
+@loop(defers=False, says="a function that it calls")
+def the_function_that_a_step_calls_replaced(job: Job) -> None:
+    module = importlib.import_module("torch.optim.sgd")
+    torchs = module.sgd
+
+    def by_their_norm(params: Any, gradients: Any, *rest: Any, **options: Any) -> None:
+        norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        torchs(params, [gradient / norm for gradient in gradients], *rest, **options)
+
+    with patch.object(module, "sgd", by_their_norm):
+        for _ in range(STEPS):
+            job.step()
+        for param in job.model.parameters():
+            param.sum()  # no update is left for when the function is torch's again
+
+
+@loop(defers=False, says="a function that it calls")
+def a_method_that_a_step_calls_replaced(job: Job) -> None:
+    torchs = job.optimizer._init_group
+
+    def halved(group: Any, params: Any, gradients: Any, *rest: Any) -> Any:
+        found = torchs(group, params, gradients, *rest)
+        torch._foreach_mul_(gradients, 0.5)
+        return found
+
+    job.optimizer._init_group = halved
     for _ in range(STEPS):
         job.step()

@@ -221,3 +221,88 @@ def parameters_averaged_by_the_script(job: Job) -> None:
             for param in job.model.parameters():
                 dist.all_reduce(param.data)
                 param.data /= 2
+
+
+# -- functions of the script's own, and tensor classes that ask no other class -----------------------------
+
+
+class SavesOnly(torch.autograd.Function):
+    """Saves a weight for its backward pass, and reads it there alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.saved_tensors[0].mean(), None
+
+
+class LayersThatSave(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:-1]:
+            x = torch.tanh(layer(SavesOnly.apply(x, layer.weight)))
+        return self.layers[-1](x)
+
+
+@loop(model=LayersThatSave)
+def functions_that_save_weights_and_do_not_read_them(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+class Jagged(nn.Module):
+    """Nested tensors of tokens; their embedding is the output's weight, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 24)
+        self.layers = nn.ModuleList(nn.Linear(24, 24) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return nn.functional.linear(x.values(), self.embedding.weight)
+
+    @staticmethod
+    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [torch.randint(20, (length,), generator=generator) for length in (3, 5, 2)]
+        return torch.nested.nested_tensor(parts, layout=torch.jagged), torch.cat(parts)
+
+
+@loop(model=Jagged)
+def nested_tensors(job: Job) -> None:
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(model=Jagged)
+def nested_tensors_and_a_penalty_on_their_weights(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        loss = job.loss() + 0.01 * sum(param.square().sum() for param in job.model.parameters())
+        job.see("loss", loss)
+        loss.backward()
+        job.optimizer.step()
+
+
+class Asking(torch.Tensor):
+    """Runs torch's functions with those of all tensor classes turned off."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+@loop()
+def inputs_of_a_class_that_asks_no_other(job: Job) -> None:
+    for _ in range(STEPS):
+        x, y = job.batch()
+        job.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(job.call(x.as_subclass(Asking)), y)
+        job.see("loss", loss)
+        loss.backward()
+        job.optimizer.step()

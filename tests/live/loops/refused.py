@@ -79,3 +79,18 @@ def an_optimizer_that_steps_inside_backward(job: Job) -> None:
     for _ in range(STEPS):
         job.optimizer.zero_grad()
         job.loss().backward()
+
+
+@loop(refused="the gradient of layers.1.bias")
+def a_gradient_changed_by_a_hook_on_its_node(job: Job) -> None:
+    """DDP has copied it, and drops the change; every rank would be told so alike."""
+    bias = job.model.layers[1].bias
+    node = bias.view_as(bias).grad_fn.next_functions[0][0]
+
+    def halve(*_: object) -> None:
+        bias.grad.mul_(0.5)
+
+    for step in range(STEPS):
+        if step == 4:
+            node.register_hook(halve)
+        job.step()

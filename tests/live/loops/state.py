@@ -6,6 +6,7 @@ import collections
 import contextlib
 import copy
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -392,3 +393,14 @@ def first_weights_swapped_in_for_an_evaluation(job: Job) -> None:
         job.step()
         with _swapped(job.model, first):
             _evaluate(job)
+
+
+@loop(defers=None, says=HELD)
+def weak_references_to_state(job: Job) -> None:
+    references: list[Any] = []
+    for _ in range(STEPS):
+        job.step()
+        state = job.optimizer.state if not references else {}
+        references += [weakref.ref(each["momentum_buffer"]) for each in state.values()]
+        for reference in references:
+            job.see("by a weak reference", reference().sum())

@@ -202,6 +202,8 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
     if any(hook.split()[1] == "scheduler" for hook in hooks) and "schedule" not in kinds and "schedule" in between:
         kinds.append("schedule")
     way = choices.of(WAYS, "way ")
+    if "wrapped" in way and "stumble_on_one_rank" in kinds:
+        kinds.remove("stumble_on_one_rank")  # the drop-in waits in the first step() for the other rank's
     style = _Style(choices, model, is_wrapped="wrapped" in way)
     steps = [_step(choices, style, kinds, {**between, **gradients}, gradients) for _ in range(draw(st.integers(4, 9)))]
     if choices.allowed(CASTS) and choices.chance(3):
@@ -298,7 +300,8 @@ def _passes(choices: _Choices, parts: str, style: _Style) -> list[str]:
             words.append(choices.of(ways))
         if (style.is_wrapped or words[-1] == "no_sync") and choices.allowed(["again"]) and choices.chance(5):
             words.append("again")
-        if style.may_go_past and choices.allowed(["past"]) and choices.chance(5):
+        # the drop-in waits in the first step() for the other rank's: one rank alone must not leave out a step
+        if style.may_go_past and style.flag != "infinite" and choices.allowed(["past"]) and choices.chance(5):
             words.append("past")
         if style.flag == "scaled" or (style.flag and choices.chance(70)):
             words.append(style.flag)

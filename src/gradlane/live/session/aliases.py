@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+from weakref import getweakrefcount
 
 import torch
 
@@ -87,8 +88,11 @@ def is_the_scripts(param: torch.nn.Parameter) -> bool:
 
 
 def is_held(tracked: Tracked) -> bool:
-    """Whether anything but `tracked` refers to what stands for the sum of its gradient, in Python or C++."""
-    return sys.getrefcount(tracked.wrapper) > _ONE_IN_A_SLOT
+    """Whether anything but `tracked` refers to what stands for the sum of its gradient, in Python or C++, or has marked it: by
+    an attribute, as a key of weak references, or with `requires_grad_()`. The next gradient is another object under DDP.
+    """
+    wrapper: Any = tracked.wrapper
+    return sys.getrefcount(wrapper) > _ONE_IN_A_SLOT + 1 or wrapper.is_marked or getweakrefcount(wrapper) > 0
 
 
 class Aliases:
@@ -133,7 +137,9 @@ class Aliases:
         if sys.getrefcount(values) > _ONE_ENTRY or _most_references(values) > _ONE_REFERENCE:
             return True
         for value in values.values():
-            if isinstance(value, torch.Tensor) and (type(value) not in _ORDINARY or _holders(value) > _ONE_HOLDER):
+            if isinstance(value, torch.Tensor) and (
+                type(value) not in _ORDINARY or _holders(value) > _ONE_HOLDER or getweakrefcount(value)
+            ):
                 return True
         return False
 

@@ -12,8 +12,9 @@ import contextlib
 import copy
 import functools
 import operator
+import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -84,16 +85,42 @@ def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def is_replaced(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the script has put another function in the place of `step` of one of `PER_PARAMETER`, for all its instances."""
+    """Whether the script has put another function in the place of `step` of one of `PER_PARAMETER`, for all its instances, or
+    of one that `step` calls.
+    """
     kind: Any = own_class(optimizer)
     if kind not in PER_PARAMETER:
         return False
-    layer = kind.step
-    while hasattr(layer, "__code__") and layer.__code__.co_filename.startswith(TORCH):
-        if not hasattr(layer, "__wrapped__"):
-            return False
-        layer = layer.__wrapped__  # torch wraps it too
-    return True
+    if "_init_group" in attributes_of(optimizer):
+        return True
+    return not all(_is_of_torch(namespace.get(name)) for namespace, name in _called_by_step(kind))
+
+
+@functools.cache
+def _called_by_step(kind: Any) -> list[tuple[Mapping[str, Any], str]]:
+    """Where `step` is, and what it calls: methods of `kind` and its bases, functions of their modules."""
+    bases = kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]
+    methods: list[tuple[Mapping[str, Any], str]] = [
+        (vars(base), name) for base in bases for name in ("step", "_init_group") if name in vars(base)
+    ]
+    modules = [sys.modules[base.__module__] for base in bases]
+    functions = [
+        (vars(module), name)
+        for module in modules
+        for name, value in vars(module).items()
+        if callable(value)
+        and name.lower().endswith(tuple(base.__name__.lower() for base in bases))
+        and not isinstance(value, type)
+    ]
+    return methods + functions
+
+
+def _is_of_torch(function: Any) -> bool:
+    while hasattr(function, "__code__") and function.__code__.co_filename.startswith(TORCH):
+        if not hasattr(function, "__wrapped__"):
+            return True
+        function = function.__wrapped__  # torch wraps it too
+    return False
 
 
 def mode_of_step() -> str:
@@ -140,7 +167,7 @@ class DeferredStep:
         self._entries = len(attributes_of(optimizer)["state"])
         self._class: Any = own_class(optimizer)
         self._at_step = self._class.step  # a script may put another function there later
-        attributes, groups = attributes_of(optimizer), [_snapshot(group) for group in optimizer.param_groups]
+        attributes, groups = attributes_of(optimizer), [_options(group) for group in optimizer.param_groups]
         if self._class in PER_PARAMETER:
             groups = [group | _found_out_already(group) for group in groups]
         else:  # it may count its steps, or keep other things that a step changes
@@ -284,9 +311,22 @@ def _snapshot(values: dict[str, Any]) -> dict[str, Any]:
     found = dict(values)
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
-            found[key] = value.clone()  # a learning rate that is a tensor is changed in place
-        elif type(value) is tuple:  # and so may those in `betas` be
-            found[key] = tuple(each.clone() if type(each) is torch.Tensor else each for each in value)
+            found[key] = value.clone()
         elif isinstance(value, (list, dict)) and key not in ("state", "params"):
             found[key] = copy.copy(value)
     return found
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """A group of parameters, whose options are as they are now."""
+    return {key: value if key == "params" else _as_it_is(value) for key, value in group.items()}
+
+
+def _as_it_is(value: Any) -> Any:
+    """A copy of an option, if it may change in place: a tensor, an array, or a container that may have them."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor) or kind.__module__ == "numpy":
+        return value.clone() if isinstance(value, torch.Tensor) else value.copy()
+    if kind is dict:
+        return {key: _as_it_is(item) for key, item in value.items()}
+    return kind(map(_as_it_is, value)) if kind in (list, tuple) else value

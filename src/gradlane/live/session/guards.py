@@ -103,6 +103,11 @@ class PendingGradient(torch.Tensor):
         self.reads = reads
         self._part = part
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether the script has given this object an attribute, or has it require a gradient."""
+        return len(self.__dict__) > _OWN_ATTRIBUTES
+
     def own(self) -> torch.Tensor:
         """Return the real gradient, after its sum has arrived, in memory that no session uses."""
         wait_for_sums((self,))
@@ -127,6 +132,8 @@ class PendingGradient(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func in METADATA:
+            if func in _MARKS:
+                args[0]._marked = True
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _call(func, args, kwargs or {})
@@ -288,6 +295,10 @@ METADATA = {
     torch.is_floating_point,
     torch.is_complex,
 }
+
+
+_MARKS = {_set_requires_grad, torch.Tensor.requires_grad_}
+_OWN_ATTRIBUTES = len(("slot", "tracked", "reads", "_part"))
 
 
 # -- parameters ------------------------------------------------------------------------------------

@@ -135,6 +135,8 @@ class Passes:
             handle = each.param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             each.hook = handle.id
             hold(handle)
+        # swap_tensors refuses a tensor that has a weak reference; DDP has references in C++, which it refuses too
+        self._refuses_swaps = [weakref.ref(each.param) for each in tracked]
         hold(model.register_forward_pre_hook(CallHook(self._call_begins, self._counts)))
         hold(model.register_forward_hook(CallHook(self._call_ended, self._counts)))
         hold(model.register_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
@@ -155,6 +157,7 @@ class Passes:
         self.closed = True
         interruptions.discard(self._listener)
         unwatch_compiled_code(self._listener)
+        self._refuses_swaps.clear()
         for handle in self._handles:
             handle.remove()
 
@@ -318,6 +321,7 @@ class Passes:
         self.was_evaluated = False
         for tracked in self._tracked:
             tracked.fired = 0
+            tracked.waiting = None
 
     def backward_ended(self) -> None:
         """The backward pass is over."""

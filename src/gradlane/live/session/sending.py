@@ -16,6 +16,11 @@ from gradlane.live.session.tracked import Tracked, all_go_on
 _AFTER_GRADIENT = FOLLOWS[Event.GRADIENT]
 
 
+def _unchanged(gradient: torch.Tensor | None) -> int | None:
+    """Stands for a gradient that nothing has changed since autograd made it; None for any other."""
+    return gradient._cdata if gradient is not None and gradient._version == 0 else None
+
+
 class Sending:
     """Sends the gradients of one session. Used on the training thread.
 
@@ -59,6 +64,8 @@ class Sending:
         if group:
             every = self._parts.tracked
             self._send([every[tensor] for tensor in group])
+        else:
+            tracked.waiting = _unchanged(tracked.param.grad)
 
     def arrived(self, tracked: Tracked) -> None:
         """Note that a gradient has come; the job ends if it must not, as where it came twice."""
@@ -69,6 +76,14 @@ class Sending:
 
     def _send(self, several: Sequence[Tracked]) -> None:
         """Put gradients, divided by the world size as in DDP, into their slots; report them ready."""
+        for tracked in several:
+            if tracked.waiting is not None and tracked.waiting != _unchanged(tracked.param.grad):
+                self._parts.fail(
+                    f"the gradient of {tracked.name} was changed after it was complete, by a hook on its AccumulateGrad "
+                    "node or on another tensor; DDP would drop that change. Change gradients after backward(), or by a "
+                    "hook of register_post_accumulate_grad_hook()",
+                    UnsupportedError,
+                )
         try:
             self._gradients.put(several)
         except RuntimeError:

@@ -118,7 +118,7 @@ class Steps:
             (
                 "replaced step",
                 is_replaced(optimizer),
-                f"{kind}.step was replaced, by a function that is not torch's: it keeps the barrier",
+                f"{kind}.step, or a function that it calls, is not torch's: it keeps the barrier",
             ),
             ("compiled step", compiling, f"{kind}.step is compiled: it keeps the barrier"),
             (

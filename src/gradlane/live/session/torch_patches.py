@@ -62,6 +62,23 @@ def _with_current(really: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _class_method_with_current(bound: Any) -> Any:
+    return classmethod(_with_current(bound.__func__))
+
+
+def _torch_function_with_current(bound: Any) -> Any:
+    """A class's own `__torch_function__`, which may call torch's functions with those of other classes turned off."""
+    really = bound.__func__
+
+    @functools.wraps(really)
+    def call(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in guards.METADATA:
+            args, kwargs = guards.current(args), guards.current(kwargs or {})
+        return really(cls, func, types, args, kwargs)
+
+    return classmethod(call)
+
+
 class _Patch:
     """A function of ours that stands in the place of one of torch's, which calls it.
 
@@ -105,10 +122,25 @@ _PATCHES = [
         _Patch(place, name, lambda torchs: staticmethod(_with_current(torchs)))
         for place, name in ((torch.Tensor, "__new__"), (torch.Tensor, "_make_subclass"), (torch.autograd.Variable, "__new__"))
     ),
+    # what a function saves for its backward pass must not change afterwards, even if its forward pass does not read it
+    _Patch(torch.autograd.Function, "apply", _class_method_with_current),
 ]
+_patched_classes: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _patch_tensor_classes(of: Any = torch.Tensor) -> None:
+    """Patch the `__torch_function__` of all classes of tensors that are there by now, as torch's nested tensors."""
+    for kind in of.__subclasses__():
+        if kind not in _patched_classes:
+            _patched_classes.add(kind)
+            own = vars(kind).get("__torch_function__")
+            if isinstance(own, classmethod) and kind is not guards.PendingGradient:
+                _PATCHES.append(_Patch(kind, "__torch_function__", _torch_function_with_current))
+        _patch_tensor_classes(kind)
 
 
 def _put_patches() -> None:
+    _patch_tensor_classes()
     # one loop, since it runs in each step: a call for each patch takes as long as what the patch does
     for patch in _PATCHES:
         if patch.there.get(patch.name) is not patch.theirs:  # the script has put its own function there

@@ -34,6 +34,7 @@ class Tracked:
         unguarded: something reads it past every guard, so that its update must not be deferred.
         accumulator: autograd's node for it; `aliases.py` needs it to be kept.
         hook: the key of its hook.
+        waiting: stands for its gradient while that waits for others of its group, if autograd alone has made it; else None.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Tracked:
         "step",
         "tensor",
         "unguarded",
+        "waiting",
         "was_used",
         "wrapper",
     )  # fmt: skip
@@ -65,6 +67,7 @@ class Tracked:
         self.accumulated = self.was_used = self.unguarded = False
         self.accumulator: Any = None
         self.hook = -1
+        self.waiting: int | None = None
 
     def happens(self, event: Event) -> None:
         """Go on to the phase that follows `event`.
