@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._device import DeviceContext
@@ -135,22 +136,23 @@ def mode_of_step() -> str:
     )
 
 
-@contextlib.contextmanager
-def as_at_step() -> Iterator[None]:
+def as_at_step() -> contextlib.AbstractContextManager[Any]:
     """Run a deferred update as `step()` would have run it.
 
     The first use of a parameter may be inside a trace, an export, functorch's levels, or dispatch and
     function modes; the update must not be. Torch's optimizers round otherwise while something is compiled.
     """
-    compiles = torch.compiler._is_compiling_flag
+    return _outside_of_a_compilation() if torch.compiler._is_compiling_flag else outside_of_modes()
+
+
+@contextlib.contextmanager
+def _outside_of_a_compilation() -> Iterator[None]:
     with outside_of_modes():
-        if compiles:
-            torch.compiler._is_compiling_flag = False
+        torch.compiler._is_compiling_flag = False
         try:
             yield
         finally:
-            if compiles:
-                torch.compiler._is_compiling_flag = True
+            torch.compiler._is_compiling_flag = True
 
 
 class DeferredStep:
@@ -310,8 +312,8 @@ def _snapshot(values: dict[str, Any]) -> dict[str, Any]:
     """`values` as they are now: copies of those that may change in place, except state and parameters."""
     found = dict(values)
     for key, value in values.items():
-        if isinstance(value, torch.Tensor):
-            found[key] = value.clone()
+        if isinstance(value, torch.Tensor) or type(value) is tuple:
+            found[key] = _as_it_is(value)
         elif isinstance(value, (list, dict)) and key not in ("state", "params"):
             found[key] = copy.copy(value)
     return found
@@ -325,8 +327,10 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 def _as_it_is(value: Any) -> Any:
     """A copy of an option, if it may change in place: a tensor, an array, or a container that may have them."""
     kind = type(value)
-    if isinstance(value, torch.Tensor) or kind.__module__ == "numpy":
-        return value.clone() if isinstance(value, torch.Tensor) else value.copy()
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if kind is np.ndarray:
+        return value.copy()
     if kind is dict:
         return {key: _as_it_is(item) for key, item in value.items()}
     return kind(map(_as_it_is, value)) if kind in (list, tuple) else value

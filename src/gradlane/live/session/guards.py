@@ -297,7 +297,7 @@ METADATA = {
 }
 
 
-_MARKS = {_set_requires_grad, torch.Tensor.requires_grad_}
+_MARKS = {_set_requires_grad, torch.Tensor.requires_grad_}  # change the gradient itself, and no value
 _OWN_ATTRIBUTES = len(("slot", "tracked", "reads", "_part"))
 
 
