@@ -2,8 +2,8 @@
 
 TorchScript reads a module's parameters directly from its dictionary, and those that a scripted function
 is given as they are. Functorch wraps parameters, and other functions copy a tensor or take over its
-memory. None of these calls a torch function. The patched ones first run deferred updates, see
-`before_leaving`.
+memory. None of these calls a torch function. A tensor class may run functions with those of other classes turned off, and
+an `autograd.Function` may save what it does not read. The patched ones first run deferred updates, see `before_leaving`.
 TorchScript would also compile the hooks of a module, and a session's cannot be compiled; they are taken
 off the module meanwhile. Compiled code must meet no guard and no gradient that stands for a sum, which
 the compiler would trace into; see `watch_compiled_code`.
