@@ -17,6 +17,8 @@ import gradlane
 from gradlane.live.backends import staging
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.staging import Staging
+from gradlane.live.comm.driver import Driver
+from gradlane.live.comm.turn import given_up
 from gradlane.live.session.torch_actions import TorchActions
 from gradlane.planning import catalog
 from gradlane.testing.streams import CheckedStream, CheckedStreams
@@ -139,6 +141,48 @@ def trains(
         except AssertionError as error:
             race = str(error)
     return found, race
+
+
+def is_read_by_a_slow_thread(rank: int, world: int, backend: Any) -> tuple[list[str], bool, str]:
+    """As `trains`. After the sixth step a thread reads a parameter. When it has waited for the sum, the training thread is
+    further: it has made the update, and produced the next gradients. Also whether the thread has waited.
+    """
+    reference = under_ddp("convolutions", "sgd", 12, rank)
+    race, found, is_there, goes_on = "", ["not trained to its end"], threading.Event(), threading.Event()
+    really = Driver._wait
+
+    def wait(driver: Driver, tensor: int | None, what: str) -> None:
+        really(driver, tensor, what)
+        if threading.current_thread().name == "reader":
+            is_there.set()
+            with given_up():
+                goes_on.wait(30)
+
+    with patch.object(Driver, "_wait", wait), network_until_awaited():
+        try:
+            with streams_on_the_host(late=False):
+                torch.manual_seed(7)
+                net: Any = MODELS["convolutions"]()
+                opt = OPTIMIZERS["sgd"](net.parameters())
+                reader = threading.Thread(target=lambda: next(net.parameters()).sum(), name="reader")
+                generator = torch.Generator().manual_seed(1000 + rank)
+                with gradlane.attach(net, opt, "bytescheduler", timeout=30, profile_iterations=3, backend=backend) as session:
+                    for step in range(12):
+                        x, y = net.batch(generator)
+                        opt.zero_grad()
+                        if step == 6:
+                            reader.start()
+                            is_there.wait(10)
+                        nn.functional.cross_entropy(net(x), y).backward()
+                        if step == 6:
+                            goes_on.set()
+                            reader.join(30)
+                        opt.step()
+                    session.flush()
+                    found = differences(reference, bits_of(net, opt))
+        except AssertionError as error:
+            race = str(error)
+    return found, is_there.is_set(), race
 
 
 def fails_meanwhile(rank: int, world: int, launching: bool) -> str:

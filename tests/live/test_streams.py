@@ -89,6 +89,11 @@ def test_a_wait_that_is_left_out_is_found(two_ranks, late, fault, backend, order
         assert "uses of memory are not ordered" in race
 
 
+@pytest.mark.parametrize("backend", ["server", "all-reduce"])
+def test_a_thread_that_has_waited_for_a_sum_brings_up_none_of_the_next_iteration(two_ranks, backend):
+    assert two_ranks.run("tests.live.ordered:is_read_by_a_slow_thread", backend=backend) == [([], True, "")] * 2
+
+
 def test_torch_chooses_kernels_as_for_ordinary_tensors(two_ranks):
     assert two_ranks.run("tests.live.cases:classes_that_choose_kernels") == [({"Parameter"}, [True] * 6)] * 2
 

@@ -280,13 +280,20 @@ class Driver:
         Raises:
             JobError: the job has failed, or a sum did not arrive in time.
         """
+        iteration = self.iteration
         late = self._carrier.late(tensors)
         if len(late) > 1 and set(late).issuperset(self._carrier.late(self._every)):  # one wait takes less time than many
             self._wait(None, "the sums of this iteration")
         else:
             for tensor in late:
                 self._wait(tensor, f"the sum of {self.plan.tensors[tensor].name}")
-        if self.streams is not None and self._has_begun:
+                if self.iteration != iteration:
+                    break
+        self._join_in(iteration, tensors)
+
+    def _join_in(self, iteration: int, tensors: Sequence[int]) -> None:
+        """`_join`, unless another thread has begun the next iteration meanwhile, whose sums are not there."""
+        if self.streams is not None and self._has_begun and self.iteration == iteration:
             self._join(tensors)
 
     def _join(self, tensors: Sequence[int]) -> None:
@@ -303,10 +310,10 @@ class Driver:
         Raises:
             JobError: the job has failed, or a sum did not arrive in time.
         """
+        iteration = self.iteration
         if not self._carrier.all_arrived:
             self._wait(None, "the sums of this iteration")
-        if self.streams is not None and self._has_begun:
-            self._join(self._every)
+        self._join_in(iteration, self._every)
 
     @property
     def norms(self) -> Norms | None:
