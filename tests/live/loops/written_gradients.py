@@ -284,3 +284,60 @@ def gradients_moved_to_an_optimizer_of_masters(job: Job) -> None:
             master.grad = param.grad.float()
         job.optimizer.step()
         torch._foreach_copy_([param.data for param in params], masters)
+
+
+class Wide(nn.Module):
+    """Layers that are too large for their gradients to wait for one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(160, 160) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+    @staticmethod
+    def batch(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(8, 160, generator=generator), torch.randint(160, (8,), generator=generator)
+
+
+@loop(model=Wide, says=None, defers=None)
+def a_gradient_dropped_inside_the_backward_pass(job: Job) -> None:
+    """DDP puts the sum there at the end of the pass."""
+    last = job.model.layers[3].weight
+
+    def drop(*_: object) -> None:
+        last.grad = None
+
+    for step in range(STEPS):
+        if step == 3:
+            job.model.layers[1].register_full_backward_hook(drop)
+        job.step()
+
+
+@loop(model=Wide, says=None, defers=None)
+def a_gradient_replaced_inside_the_backward_pass(job: Job) -> None:
+    last = job.model.layers[3].weight
+
+    def replace(*_: object) -> None:
+        last.grad = torch.ones_like(last)
+
+    for step in range(STEPS):
+        if step == 3:
+            job.model.layers[1].register_full_backward_hook(replace)
+        job.step()
+
+
+@loop(model=Wide, says=None, defers=None)
+def two_parameters_with_one_gradient(job: Job) -> None:
+    """Nobody else refers to it."""
+    first, second = job.model.layers[1].weight, job.model.layers[2].weight
+    for step in range(STEPS):
+        if step == 3:
+            first.grad = second.grad = torch.zeros_like(first)
+        job.optimizer.zero_grad(set_to_none=False)
+        job.backward()
+        job.see("one gradient", first.grad is second.grad)
+        job.optimizer.step()

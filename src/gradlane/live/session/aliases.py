@@ -46,10 +46,11 @@ def _references_of_gradient(param: torch.Tensor) -> int:
     return sys.getrefcount(param.grad)
 
 
-def _references_of_a_gradient_alone() -> int:
-    param = torch.empty(1, device="cpu")
+def _references_of_a_gradient_alone() -> tuple[int, int]:
+    """In Python, and in C++."""
+    param: Any = torch.empty(1, device="cpu")
     param.grad = torch.empty(1, device="cpu")
-    return _references_of_gradient(param)
+    return _references_of_gradient(param), param.grad._use_count()
 
 
 # references in C++: by the Python object, and by the node that accumulates its gradient
@@ -72,7 +73,7 @@ def accumulator_of(param: torch.nn.Parameter) -> Any:
 _ONE_HOLDER = _holders(torch.empty(1, device="cpu"))
 _ONE_REFERENCE = _most_references({0: object()})
 _ONE_ENTRY = _references_of_an_entry({0: {}}, 0)
-_ONE_GRADIENT = _references_of_a_gradient_alone()
+_ONE_GRADIENT, _ONE_GRADIENT_IN_CPP = _references_of_a_gradient_alone()
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _NO_FUNCTION = torch.nn.Parameter.__torch_function__
 _PROBE = Tracked("", torch.nn.Parameter(torch.empty(0, device="cpu")), 0)
@@ -81,8 +82,12 @@ _ONE_IN_A_SLOT = sys.getrefcount(_PROBE.wrapper)
 
 
 def is_the_scripts(param: torch.nn.Parameter) -> bool:
-    """Whether the script refers to the gradient of `param` or to its memory (a view, an array), or an array may own that."""
+    """Whether the script refers to the gradient of `param` or to its memory (a view, an array, the gradient of another
+    parameter), or an array may own that.
+    """
     if _references_of_gradient(param) > _ONE_GRADIENT or _holders(param.grad) > _ONE_HOLDER:
+        return True
+    if param.grad is not None and param.grad._use_count() > _ONE_GRADIENT_IN_CPP:  # type: ignore[attr-defined]
         return True
     return param.grad is not None and not param.grad.untyped_storage().resizable()  # not torch's own memory
 

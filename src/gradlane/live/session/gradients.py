@@ -165,6 +165,14 @@ class Gradients:
         del gradient  # so that this reference is not counted
         return is_new or not aliases.is_the_scripts(param)
 
+    def restore(self, tracked: Tracked) -> None:
+        """Let `.grad` have the sum after a backward pass in which the script has dropped or replaced it, as DDP would."""
+        gradient = tracked.param.grad
+        if gradient is None:
+            self.show((tracked,))
+        elif not isinstance(gradient, PendingGradient) and all(tracked is not each for each, _ in self.of_the_script):
+            self.of_the_script.append((tracked, gradient))
+
     def put_absent(self, tracked: Tracked) -> None:
         """Fill the slot of a parameter that got no gradient in this pass, with what is in `.grad`, or zeros."""
         gradient = tracked.param.grad

@@ -125,6 +125,8 @@ class Sending:
         absent = []
         for tracked in self._parts.tracked:
             if tracked.phase is Phase.SENT:
+                if tracked.param.grad is not tracked.wrapper:
+                    self._gradients.restore(tracked)
                 continue
             if tracked.fired:
                 if tracked.phase is not Phase.PRODUCED:
