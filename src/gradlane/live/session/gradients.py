@@ -165,13 +165,15 @@ class Gradients:
         del gradient  # so that this reference is not counted
         return is_new or not aliases.is_the_scripts(param)
 
-    def restore(self, tracked: Tracked) -> None:
-        """Let `.grad` have the sum after a backward pass in which the script has dropped or replaced it, as DDP would."""
-        gradient = tracked.param.grad
-        if gradient is None:
-            self.show((tracked,))
-        elif not isinstance(gradient, PendingGradient) and all(tracked is not each for each, _ in self.of_the_script):
-            self.of_the_script.append((tracked, gradient))
+    def restore(self, several: Iterable[Tracked]) -> None:
+        """Let `.grad` have the sum where the script has dropped or replaced it in the backward pass, as DDP would."""
+        filled_in = {tracked for tracked, _ in self.of_the_script}
+        for tracked in several:
+            gradient = tracked.param.grad
+            if gradient is None:
+                self.show((tracked,))
+            elif tracked not in filled_in and not isinstance(gradient, PendingGradient):
+                self.of_the_script.append((tracked, gradient))
 
     def put_absent(self, tracked: Tracked) -> None:
         """Fill the slot of a parameter that got no gradient in this pass, with what is in `.grad`, or zeros."""

@@ -122,11 +122,11 @@ class Sending:
         Returns:
             The parameters that got no gradient, whose sums are on their way too.
         """
-        absent = []
+        absent, changed = [], []
         for tracked in self._parts.tracked:
             if tracked.phase is Phase.SENT:
                 if tracked.param.grad is not tracked.wrapper:
-                    self._gradients.restore(tracked)
+                    changed.append(tracked)
                 continue
             if tracked.fired:
                 if tracked.phase is not Phase.PRODUCED:
@@ -137,6 +137,7 @@ class Sending:
             else:
                 self._lack(tracked)
                 absent.append(tracked)
+        self._gradients.restore(changed)
         self._groups.dissolve([tracked.tensor for tracked in absent])
         self._driver.all_are_ready()
         return absent
