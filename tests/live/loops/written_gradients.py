@@ -303,31 +303,27 @@ class Wide(nn.Module):
         return torch.randn(8, 160, generator=generator), torch.randint(160, (8,), generator=generator)
 
 
-@loop(model=Wide, says=None, defers=None)
-def a_gradient_dropped_inside_the_backward_pass(job: Job) -> None:
-    """DDP puts the sum there at the end of the pass."""
+def _set_by_a_hook(job: Job, gradient_of: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
+    """A hook of another layer sets a gradient that is there already. DDP puts the sum there at the end of the pass."""
     last = job.model.layers[3].weight
 
-    def drop(*_: object) -> None:
-        last.grad = None
+    def hook(*_: object) -> None:
+        last.grad = gradient_of(last)
 
     for step in range(STEPS):
         if step == 3:
-            job.model.layers[1].register_full_backward_hook(drop)
+            job.model.layers[1].register_full_backward_hook(hook)
         job.step()
+
+
+@loop(model=Wide, says=None, defers=None)
+def a_gradient_dropped_inside_the_backward_pass(job: Job) -> None:
+    _set_by_a_hook(job, lambda param: None)
 
 
 @loop(model=Wide, says=None, defers=None)
 def a_gradient_replaced_inside_the_backward_pass(job: Job) -> None:
-    last = job.model.layers[3].weight
-
-    def replace(*_: object) -> None:
-        last.grad = torch.ones_like(last)
-
-    for step in range(STEPS):
-        if step == 3:
-            job.model.layers[1].register_full_backward_hook(replace)
-        job.step()
+    _set_by_a_hook(job, torch.ones_like)
 
 
 @loop(model=Wide, says=None, defers=None)

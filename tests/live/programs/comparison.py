@@ -219,11 +219,8 @@ def _ddp_options(program: Program) -> dict[str, Any]:
 
 def _models(program: Program, model: nn.Module) -> dict[str, nn.Module]:
     """What gets a wrapper or a session of its own: the whole model, or parts of it by name."""
-    return {name: getattr(model, name) for name in MODELS[program.model].parts} if _has_several(program) else {"": model}
-
-
-def _has_several(program: Program) -> bool:
-    return MODELS[program.model].are_models
+    known = MODELS[program.model]
+    return {name: getattr(model, name) for name in known.parts} if known.are_models else {"": model}
 
 
 def _take_over(run: Run, wrappers: dict[str, Any]) -> None:

@@ -87,9 +87,10 @@ def is_the_scripts(param: torch.nn.Parameter) -> bool:
     """
     if _references_of_gradient(param) > _ONE_GRADIENT or _holders(param.grad) > _ONE_HOLDER:
         return True
-    if param.grad is not None and param.grad._use_count() > _ONE_GRADIENT_IN_CPP:  # type: ignore[attr-defined]
-        return True
-    return param.grad is not None and not param.grad.untyped_storage().resizable()  # not torch's own memory
+    gradient: Any = param.grad
+    if gradient is None:
+        return False
+    return gradient._use_count() > _ONE_GRADIENT_IN_CPP or not gradient.untyped_storage().resizable()  # not torch's own memory
 
 
 def is_held(tracked: Tracked) -> bool:

@@ -62,10 +62,6 @@ def _with_current(really: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _class_method_with_current(bound: Any) -> Any:
-    return classmethod(_with_current(bound.__func__))
-
-
 def _torch_function_with_current(bound: Any) -> Any:
     """A class's own `__torch_function__`, which may call torch's functions with those of other classes turned off."""
     really = bound.__func__
@@ -123,24 +119,24 @@ _PATCHES = [
         for place, name in ((torch.Tensor, "__new__"), (torch.Tensor, "_make_subclass"), (torch.autograd.Variable, "__new__"))
     ),
     # what a function saves for its backward pass must not change afterwards, even if its forward pass does not read it
-    _Patch(torch.autograd.Function, "apply", _class_method_with_current),
+    _Patch(torch.autograd.Function, "apply", lambda torchs: classmethod(_with_current(torchs.__func__))),  # type: ignore[attr-defined]
 ]
-_patched_classes: weakref.WeakSet[type] = weakref.WeakSet()
+_known_classes = weakref.WeakSet[type]((torch.Tensor, guards.PendingGradient))
 
 
-def _patch_tensor_classes(of: Any = torch.Tensor) -> None:
-    """Patch the `__torch_function__` of all classes of tensors that are there by now, as torch's nested tensors."""
-    for kind in of.__subclasses__():
-        if kind not in _patched_classes:
-            _patched_classes.add(kind)
-            own = vars(kind).get("__torch_function__")
-            if isinstance(own, classmethod) and kind is not guards.PendingGradient:
+def _find_tensor_classes() -> None:
+    """Add a patch for each new tensor class that has its own `__torch_function__`, such as torch's nested tensors."""
+    kinds: list[Any] = [torch.Tensor]
+    for kind in kinds:  # which grows
+        kinds += kind.__subclasses__()
+        if kind not in _known_classes:
+            _known_classes.add(kind)
+            if isinstance(vars(kind).get("__torch_function__"), classmethod):
                 _PATCHES.append(_Patch(kind, "__torch_function__", _torch_function_with_current))
-        _patch_tensor_classes(kind)
 
 
 def _put_patches() -> None:
-    _patch_tensor_classes()
+    _find_tensor_classes()
     # one loop, since it runs in each step: a call for each patch takes as long as what the patch does
     for patch in _PATCHES:
         if patch.there.get(patch.name) is not patch.theirs:  # the script has put its own function there
