@@ -135,9 +135,9 @@ class SimulatedChannel:
     def fail(self, error: BaseException) -> None:
         self._do(self.protocol.fail(error))
 
-    def close(self) -> None:
+    def close(self, because_of: BaseException | None = None) -> None:
         if not self.closed:
-            self._do(self.protocol.close())
+            self._do(self.protocol.close(because_of))
             self.release()
 
     def release(self) -> None:

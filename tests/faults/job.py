@@ -26,7 +26,8 @@ class Harm:
     """What is done to one rank.
 
     Args:
-        kind: "die", "raise" (an exception), "leave" (it takes fewer steps), "absent" (it never comes); "stop" for
+        kind: "die", "raise" (an exception), "leave" (it takes fewer steps, in half of all seeds because of an exception between
+            two steps), "absent" (it never comes); "stop" for
             good, "freeze" for longer than `stall_timeout`, "pause" for less, "suspend" (all ranks are stopped for a
             while); "reset" or "sever" its connection with rank 0, which tells both ends or neither; "late" (it comes
             late), "busy" (its interpreter is late with everything).
@@ -82,6 +83,7 @@ class Job:
     Attributes:
         over_servers: whether gradlane's transport carries the sums, which names the process that it lost; or
             torch.distributed, which names nobody.
+        says_why: whether a rank that takes fewer steps leaves because of an exception.
         scripts_catch: whether scripts catch the error that training raises, and end their processes without a word.
     """
 
@@ -89,6 +91,7 @@ class Job:
         self.world = World(seed, traces)
         self.over_servers = seed % 3 == 2
         self.scripts_catch = seed % 4 == 3
+        self.says_why = seed % 2 == 0
         rng = self.world.rng
         self.draw: Callable[[], float] = rng.random
         self.size = rng.randint(2, 6)
@@ -318,6 +321,11 @@ class Job:
         for harm in self.harms:
             if harm.rank == rank and harm.kind == "leave":
                 harm.at = self.world.now
+
+    def why_it_leaves(self, rank: int) -> Exception | None:
+        """The exception between two steps that makes a rank leave; None if it leaves at its end."""
+        leaves = any(harm.rank == rank and harm.kind == "leave" for harm in self.harms)
+        return ByTheHarm("no more images") if leaves and self.says_why else None
 
     def began(self, rank: int, iteration: int, plan: int) -> None:
         """A rank begins an iteration with a plan."""

@@ -159,8 +159,15 @@ class BlamesWhoLeft(Verdict):
 
     def why_not(self, what: str, now: float) -> JobError:
         if self._left and isinstance(self.suspicion, PeerError):
-            self.suspicion = PeerDied("lost", self._left[0])
+            self.suspicion = PeerDied("lost", next(iter(self._left)))
         return super().why_not(what, now)
+
+
+class ForgetsWhyItLeft(Verdict):
+    """A rank that leaves because of an exception is held to have come to the end of its script."""
+
+    def left(self, rank: int, why: JobError | None, now: float) -> None:
+        super().left(rank, None, now)
 
 
 class KeepsSilenceToItself(Protocol):
@@ -205,6 +212,7 @@ MUTANTS = {
         LastFailureStands,
         WaitsForNoVerdict,
         BlamesWhoLeft,
+        ForgetsWhyItLeft,
         KeepsSilenceToItself,
         TellsAtItsEndOnly,
     )

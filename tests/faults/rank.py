@@ -80,8 +80,8 @@ class Failures:
     def report_waits_by(self, report: Callable[[float, str], None]) -> None:
         pass  # a line in the log of rank 0
 
-    def left(self, rank: int) -> None:
-        self.verdict.left(rank, self._rank.now)
+    def left(self, rank: int, why: JobError | None) -> None:
+        self.verdict.left(rank, why, self._rank.now)
         self._rank.look()
 
     def notify(self) -> None:
@@ -247,7 +247,7 @@ class Rank:
         self.has_left = True
         self.say("closes")
         self.job.left(self.rank)
-        self.channel.close()
+        self.channel.close(self.job.why_it_leaves(self.rank))
 
     def _decide(self, iteration: int) -> Steps:
         self.job.reached(self.rank, "decision")

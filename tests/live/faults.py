@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Generator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -34,8 +35,10 @@ from gradlane.live.startup import attach
 from gradlane.live.startup.validation import job_of
 from gradlane.live.torch_versions import timeout_of
 from gradlane.schedule import Dispatcher, Engine
-from tests.live.cases import bits_of, differences
+from tests.live.cases import bits_of, differences, train, under_ddp
 from tests.live.loops import GIVEN, POLICIES, Mlp, log_lines, momentum
+from tests.live.models import MODELS, OPTIMIZERS
+from tests.live.networks import counting_deferred_updates, slow_network
 from tests.live.streams import streams_on_the_host
 
 
@@ -228,6 +231,55 @@ def left_between_two_steps(rank: int, world: int, backend: str) -> dict[str, Any
     told["mended"] = differences(before, bits_of(model, optimizer))
     told["classes"] = sorted({type(each).__name__ for each in (optimizer, *model.parameters())})
     return told
+
+
+ENDS: dict[str, type[BaseException]] = {
+    "an exception": LookupError,
+    "Ctrl-C": KeyboardInterrupt,
+    "sys.exit": SystemExit,
+    "a generator that is closed": GeneratorExit,
+}
+
+
+def leaves_its_block(rank: int, world: int, backend: str, end: str, alone: bool) -> tuple[int, list[str], str]:
+    """An exception leaves the `with` block between two steps, on rank 1 after rank 0 or on rank 1 alone. The script catches it.
+
+    Returns:
+        How many updates were deferred then, what differs from DDP in model and optimizer, and the error of rank 0 where that
+        trains on alone.
+    """
+    steps = 8
+    reference = under_ddp("convolutions", "sgd", steps, rank)
+    store = dist.distributed_c10d._get_default_store()
+    error = ENDS[end]("by the test")
+    torch.manual_seed(7)
+    net = MODELS["convolutions"]()
+    opt = OPTIMIZERS["sgd"](net.parameters())
+    policy = gradlane.policies.get("bytescheduler", partition_bytes=20_000, credit_bytes=80_000)
+
+    def block() -> Generator[None, None, None]:
+        with gradlane.attach(net, opt, policy, backend=backend, network=GIVEN, profile_iterations=1, timeout=20):
+            train(net, net, opt, net.batch, steps, rank)
+            yield
+            train(net, net, opt, net.batch, steps, rank)
+
+    with slow_network() as slow, counting_deferred_updates() as deferred:
+        slow.delay_s = 0.05
+        run, told = block(), ""
+        next(run)
+        before = sum(deferred)
+        if rank == 1 and not alone:
+            store.wait(["left"])
+        if rank == 0 and alone:
+            try:
+                next(run)
+            except JobError as failed:
+                return 0, [], f"{type(failed).__name__}: {failed}"
+        with contextlib.suppress(type(error)):
+            run.throw(error)
+        if not alone:
+            store.set("left", "")
+        return sum(deferred) - before, differences(reference, bits_of(net, opt)), told
 
 
 def _reads(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:

@@ -290,6 +290,32 @@ def test_what_a_failed_job_has_not_updated_refuses_to_be_read_until_a_checkpoint
     assert found["classes"] == ["Parameter", "SGD"]
 
 
+@both
+@pytest.mark.parametrize("end", ["an exception", "Ctrl-C", "sys.exit", "a generator that is closed"])
+def test_whoever_leaves_the_with_block_by_an_exception_between_two_steps_has_all_updates(backend, end):
+    ranks = Ranks(2)  # of its own: each job uses one key of the store
+    try:
+        outcomes = ranks.run("tests.live.faults:leaves_its_block", backend=backend, end=end, alone=False)
+    finally:
+        ranks.close()
+    for deferred, wrong, _ in outcomes:
+        assert deferred > 0
+        assert wrong == []
+
+
+@both
+def test_who_trains_on_after_that_is_told_of_the_exception(backend):
+    ranks = Ranks(2)  # of its own: the job fails
+    try:
+        (_, _, told), (_, wrong, _) = ranks.run(
+            "tests.live.faults:leaves_its_block", backend=backend, end="an exception", alone=True
+        )
+    finally:
+        ranks.close()
+    assert told == "PeerFailed: rank 1 failed: LookupError: by the test"
+    assert wrong == []
+
+
 # -- exceptions that have no caller ----------------------------------------------------------------------------
 
 

@@ -57,16 +57,21 @@ def end(channel: ControlChannel, rank: int) -> None:
     channel._drop(channel._protocol.connection_of(rank))
 
 
-def test_a_rank_that_leaves_before_the_last_one_comes_has_come():
-    left: list[int] = []
+@pytest.mark.parametrize(
+    ("error", "told"), [(None, None), (LookupError("by the test"), "rank 1 failed: LookupError: by the test")]
+)
+def test_a_rank_that_leaves_before_the_last_one_comes_has_come(error, told):
+    left: list[tuple[int, JobError | None]] = []
     peers = channels(dist.HashStore(), 3)
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(peers, rank=0, on_left=left.append)
-        peers(rank=1).close()
+        first = pool.submit(peers, rank=0, on_left=lambda rank, why: left.append((rank, why)))
+        peers(rank=1).close(error)
         last = peers(rank=2)
         first.result(AT_ONCE_S).close()
         last.close()
-    assert left[0] == 1
+    rank, why = left[0]
+    assert rank == 1
+    assert why is None if told is None else str(why) == told
 
 
 @pytest.mark.parametrize("kind", [LookupError, ValueError, OSError])  # the last two are also what a broken connection raises

@@ -94,7 +94,7 @@ class ControlChannel:
             issued messages in different orders.
         on_choice: called with an iteration and the message that is next in it, on ranks other
             than 0.
-        on_left: called with a rank that has left in order.
+        on_left: called with a rank that has left in order, and why if an exception made it leave.
         on_decision: called with an iteration and what rank 0 decided for it, on ranks other than 0.
         on_buffers: called with a number of forward passes and what rank 0 says of its buffers after
             them, on ranks other than 0.
@@ -115,7 +115,7 @@ class ControlChannel:
         stall_timeout_s: float,
         on_failure: Callable[[JobError], None],
         on_choice: Callable[[int, int], None],
-        on_left: Callable[[int], None],
+        on_left: Callable[[int, JobError | None], None],
         on_decision: Callable[[int, int], None],
         on_buffers: Callable[[int, int], None] = lambda forward, word: None,
         on_not_finite: Callable[[int, int, str], None] = lambda iteration, rank, name: None,
@@ -324,14 +324,17 @@ class ControlChannel:
         """
         self._do(lambda: self._protocol.fail(error))
 
-    def close(self) -> None:
+    def close(self, because_of: BaseException | None = None) -> None:
         """Tell the others that this rank leaves, and end the thread.
 
         Any thread but the channel's own may call it, more than once.
+
+        Args:
+            because_of: the exception that made it leave; None if it came to the end of its script.
         """
         if self._closing:
             return
-        self._do(self._protocol.close)
+        self._do(partial(self._protocol.close, because_of))
         self._closing = True
         os.write(self._wake_write, b"x")
         self._thread.join(timeout=_END_S)

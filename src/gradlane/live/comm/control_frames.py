@@ -22,7 +22,7 @@ class Frame(IntEnum):
     HELLO = 1  # token
     BEAT = 2  # milliseconds for which the sender's interpreter has not run (4 bytes)
     FAIL = 3  # kind (1 byte), culprit rank (4 bytes), text
-    BYE = 4
+    BYE = 4  # nothing, or as for FAIL why the sender leaves
     CHOICE = 5  # iteration (8 bytes), message (4 bytes)
     ISSUED = 6  # iteration (8 bytes), hash (8 bytes)
     DECISION = 7  # iteration (8 bytes), what rank 0 decided for it (4 bytes)

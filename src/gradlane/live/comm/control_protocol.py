@@ -231,22 +231,22 @@ class ControlProtocol(Generic[Connection]):
         elif isinstance(error, NotFiniteError):
             culprit = error.rank
         if culprit in self._ranks and not self._closed:
-            text = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
-            self._send_failure(Cause.of(error), self._ranks.index(culprit), text)
+            self._send_failure(Cause.of(error), self._ranks.index(culprit), _text_of(error))
 
     def callback_failed(self, error: Exception) -> list[Action[Connection]]:
         """What was told here raised `error`: nobody but this rank can make it the job's failure."""
-        text = f"{type(error).__name__}: {error}"
+        text = _text_of(error)
         failure = Cause.RAISED.error(self._ranks[self._rank], text)
         failure.__cause__ = error
         self._fail_with(error)
         self._fail_here(failure, failure_payload(Cause.RAISED, self._rank, text))
         return self._taken()
 
-    def close(self) -> list[Action[Connection]]:
-        """This rank leaves in order. Nobody is lost from now on."""
+    def close(self, because_of: BaseException | None = None) -> list[Action[Connection]]:
+        """This rank leaves in order, `because_of` an exception or at the end. Nobody is lost from now on."""
         if not self._closed:
-            self._send_all(Frame.BYE)
+            why = b"" if because_of is None else failure_payload(Cause.of(because_of), self._rank, _text_of(because_of))
+            self._send_all(Frame.BYE, why)
             self._closed = True
         return self._taken()
 
@@ -295,9 +295,13 @@ class ControlProtocol(Generic[Connection]):
         elif frame is Frame.BYE:
             if self._rank == 0:  # the other ranks have no connection to the one that leaves
                 rank = link.rank
-                self._send_all(Frame.BYE, skip=rank, as_of=rank)
+                self._send_all(Frame.BYE, payload, skip=rank, as_of=rank)
             link.said_bye |= rank == link.rank
-            self._tell("left", self._ranks[rank])
+            why = None
+            if payload:
+                cause, _, text = read_failure(payload)
+                why = cause.error(self._ranks[rank], text)
+            self._tell("left", self._ranks[rank], why)
         elif frame is Frame.CHOICE and from_rank_0:
             self._tell("choice", *PAIR.unpack(payload))
         elif frame is Frame.DECISION and from_rank_0:
@@ -432,3 +436,8 @@ class ControlProtocol(Generic[Connection]):
                 del self._by_rank[link.rank]
             self._actions.append(Drop(connection))
         return link
+
+
+def _text_of(error: BaseException) -> str:
+    """What the other ranks are told of an exception."""
+    return str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"

@@ -421,10 +421,14 @@ class Driver:
         if self.failures.failure is not None:
             self.failures.end_device_work()
 
-    def close(self) -> None:
-        """Close the control channel, then the backend."""
+    def close(self, because_of: BaseException | None = None) -> None:
+        """Close the control channel, then the backend.
+
+        Args:
+            because_of: the exception that made this rank leave, of which ranks that still need it hear; None at the end.
+        """
         self._is_closed = True
         if self._staging is not None:
             self._staging.close()
-        self.coordination.channel.close()
+        self.coordination.channel.close(because_of)
         self._backend.close(self.failures.verdict())

@@ -118,10 +118,10 @@ class Failures:
             self._verdict.suspect(error, time.monotonic())
             self._end_waits()
 
-    def left(self, rank: int) -> None:
-        """Report that `rank` left in order: sums in flight get some more seconds to end."""
+    def left(self, rank: int, why: JobError | None) -> None:
+        """Report that `rank` left in order, and `why` if an exception made it leave: sums in flight get some more seconds."""
         with self._condition:
-            self._verdict.left(rank, time.monotonic())
+            self._verdict.left(rank, why, time.monotonic())
             self._end_waits()
 
     def notify(self, error: BaseException | None = None) -> None:

@@ -51,7 +51,7 @@ class Verdict:
         self.tell_others: Callable[[JobError], None] = lambda error: None
         self._timeout_s = timeout_s
         self._explained_by = self._ended_by = math.inf
-        self._left: list[int] = []  # ranks that have left in order, the first one first
+        self._left: dict[int, JobError | None] = {}  # by rank that has left in order, the first one first: why
 
     def fail(self, error: JobError) -> None:
         """Make `error` the failure of this job, unless it has failed before."""
@@ -63,11 +63,22 @@ class Verdict:
         if self.suspicion is None:
             self.suspicion, self._explained_by = error, now + VERDICT_S
 
-    def left(self, rank: int, now: float) -> None:
-        """`rank` left in order: sums in flight get `LEFT_S` more seconds to end."""
+    def left(self, rank: int, why: JobError | None, now: float) -> None:
+        """`rank` left in order: sums in flight get `LEFT_S` more seconds to end.
+
+        Args:
+            rank: the one that left.
+            why: what a job that still needs it fails with; None if it came to the end of its script.
+            now: the time.
+        """
         if not self._left:
             self._ended_by = now + LEFT_S
-        self._left.append(rank)
+        self._left.setdefault(rank, why)
+
+    @property
+    def _reason(self) -> JobError | None:
+        """Why a rank left; None if none that left has said so."""
+        return next((why for why in self._left.values() if why is not None), None)
 
     def remaining_s(self, deadline: float, what: str, now: float) -> float:
         """Seconds for which a wait may go on; without any left, the job has failed.
@@ -92,9 +103,11 @@ class Verdict:
     @property
     def _is_explained(self) -> bool:
         """Whether nothing more is to be heard: a node has waited for a silent rank already, and who could tell more may have
-        left.
+        left; or a sum has failed, and a rank that left has said why.
         """
-        return isinstance(self.suspicion, PeerStalled) and bool(self._left)
+        if self.suspicion is None:
+            return False
+        return self._reason is not None or (isinstance(self.suspicion, PeerStalled) and bool(self._left))
 
     def check(self) -> None:
         """Raise the failure of this job, if there is one."""
@@ -110,7 +123,9 @@ class Verdict:
             return suspicion
         # a rank that left in order closed its connections, and what carries the sums reports a failure
         if self._left and (suspicion is not None or now >= self._ended_by):
-            left = self._left[0] if lost is None else lost
+            if self._reason is not None:
+                return self._reason
+            left = next(iter(self._left)) if lost is None else lost
             return PeerDied(
                 f"rank {left} left the job while {where} waited for {what}; do all ranks run the same number of steps?", left
             )

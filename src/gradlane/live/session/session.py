@@ -24,6 +24,7 @@ from gradlane.live.comm.coordination import Coordination
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder
 from gradlane.live.comm.turn import turn
+from gradlane.live.comm.verdict import LEFT_S
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.finite import FiniteCheck, Unchecked
 from gradlane.live.session.gpu import Gpu
@@ -299,12 +300,18 @@ class Session:
             JobError: the last sums failed. If the job had failed before, nothing is raised; parameters
                 whose update `step()` had left until their sums arrive refuse to be read.
         """
+        self._close(None)
+
+    def _close(self, because_of: BaseException | None) -> None:
+        """Detach, at the end or `because_of` an exception that leaves the `with` block."""
         if self.closed or self._is_closing:  # by a signal handler, while it waits
             return
         self._is_closing = True
         parts = self._parts
         try:
-            if not self.failed and not self._iterations.in_backward:
+            if because_of is not None:
+                self._end_with(because_of)
+            elif not self.failed and not self._iterations.in_backward:
                 self._settle()
                 self._iterations.verify()
                 if self._before_close is not None:
@@ -320,9 +327,27 @@ class Session:
             self._iterations.give_up(str(self._failures.failure or "close() was interrupted"))
             if parts.controller is not None:
                 parts.controller.close()
-            self._driver.close()
+            self._driver.close(None if self.failed else because_of)
             if self._after_close is not None:
                 self._after_close(self)
+
+    def _end_with(self, error: BaseException) -> None:
+        """Make the updates that `step()` has deferred, for a script that catches `error` and saves what it has.
+
+        All ranks have sent the gradients of these updates, so that their sums come soon. Other ranks may be about to end in
+        the same way; `Driver.close` tells them why this one leaves. If there is nothing to wait for, the job fails at once.
+        """
+        parts = self._parts
+        with contextlib.suppress(JobError):  # the job has failed elsewhere: that stands
+            if not self._iterations.in_backward and (
+                parts.backend.has_streams or self._driver.wait_briefly(round(LEFT_S * 1e9))
+            ):
+                self._settle()
+                if parts.buffers is not None:
+                    parts.buffers.close()
+                parts.verifier.close()
+                return
+        self.abort(error)
 
     def abort(self, error: BaseException) -> None:
         """Tell the other ranks that this one failed with `error`; they raise `PeerFailed`."""
@@ -381,6 +406,4 @@ class Session:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and not self.closed:
-            self.abort(error)
-        self.close()
+        self._close(error)
