@@ -311,7 +311,7 @@ def _set_by_a_hook(job: Job, gradient_of: Callable[[nn.Parameter], torch.Tensor 
         last.grad = gradient_of(last)
 
     for step in range(STEPS):
-        if step == 3:
+        if step == 0:
             job.model.layers[1].register_full_backward_hook(hook)
         job.step()
 
@@ -331,9 +331,27 @@ def two_parameters_with_one_gradient(job: Job) -> None:
     """Nobody else refers to it."""
     first, second = job.model.layers[1].weight, job.model.layers[2].weight
     for step in range(STEPS):
-        if step == 3:
+        if step in (0, 3):
             first.grad = second.grad = torch.zeros_like(first)
         job.optimizer.zero_grad(set_to_none=False)
         job.backward()
         job.see("one gradient", first.grad is second.grad)
         job.optimizer.step()
+
+
+@loop(model=Wide, says=None, defers=None)
+def gradients_changed_by_hooks_on_their_nodes_in_the_first_iteration(job: Job) -> None:
+    """DDP has copied them by then, and drops the change."""
+
+    def triple(param: nn.Parameter) -> Any:
+        def hook(*_: object) -> None:
+            param.grad.mul_(3)
+
+        return param.view_as(param).grad_fn.next_functions[0][0].register_hook(hook)
+
+    handles = [triple(param) for param in job.model.parameters()]
+    for step in range(STEPS):
+        job.step()
+        if step == 0:
+            for handle in handles:
+                handle.remove()

@@ -26,6 +26,11 @@ def _is_seen_by_nobody(param: torch.nn.Parameter) -> bool:
     return len(hooks._post_accumulate_grad_hooks) == 1 and not hooks._backward_hooks
 
 
+def unchanged(gradient: torch.Tensor | None) -> int | None:
+    """Stands for a gradient that nothing has changed since autograd made it; None for any other."""
+    return gradient._cdata if gradient is not None and gradient._version == 0 else None
+
+
 class Gradients:
     """The gradients of one session. Whoever uses them has the turn (`turn.py`).
 
@@ -37,6 +42,8 @@ class Gradients:
     Attributes:
         of_the_script: parameters of this backward pass whose gradients are in memory that the script
             holds too, with those gradients.
+        filled: parameters whose slots already have this backward pass's gradients, with what stands for a gradient that
+            autograd has made for nobody else, or None.
     """
 
     def __init__(self, driver: Driver, reads: GradientReads, scale: float) -> None:
@@ -44,6 +51,7 @@ class Gradients:
         self.scale_by(scale)
         self._tracked: Sequence[Tracked] = ()
         self.of_the_script: list[tuple[Tracked, Any]] = []
+        self.filled: dict[Tracked, int | None] = {}
         self._to_change: dict[Tracked, None] = {}  # with operations that change the sum when it is there
         self._lent: list[Tracked] = []  # whose slots are seen during a step or a compiled forward pass
 
@@ -91,6 +99,7 @@ class Gradients:
 
     def begin(self) -> None:
         """Let the next backward pass add to the sums that are still in `.grad`, in their slots."""
+        self.filled.clear()
         for tracked in self._tracked:
             gradient = tracked.param.grad
             if gradient is None:
@@ -99,6 +108,15 @@ class Gradients:
                 tracked.param.grad = tracked.slot
             elif isinstance(gradient, PendingGradient):  # another parameter's
                 tracked.param.grad = gradient.own()
+
+    def fill(self, tracked: Tracked) -> None:
+        """Put a gradient, times the scale, into its slot; `put` will find it there, whatever becomes of `.grad` meanwhile.
+
+        Raises:
+            RuntimeError: as `put`.
+        """
+        self._write(tracked)
+        self.filled[tracked] = unchanged(tracked.param.grad) if _is_seen_by_nobody(tracked.param) else None
 
     def put(self, several: Sequence[Tracked]) -> None:
         """Put the gradients that autograd left in `.grad`, times the scale, into their slots.
@@ -149,8 +167,21 @@ class Gradients:
         Returns:
             Whether `.grad` may stand for the sum from now on: nobody else holds its memory.
         """
-        param, slot = tracked.param, tracked.slot
-        gradient = param.grad
+        param = tracked.param
+        if tracked in self.filled:
+            made = self.filled[tracked]
+            is_new = param.grad is None or (made is not None and made == unchanged(param.grad))
+        else:
+            if self._write(tracked):
+                return True
+            # if nothing was added to it, and no hook has seen it, autograd has made it for nobody else
+            is_new = unchanged(param.grad) is not None and _is_seen_by_nobody(param)
+        return is_new or not aliases.is_the_scripts(param)
+
+    def _write(self, tracked: Tracked) -> bool:
+        """Write a gradient, times the scale, into its slot; return whether autograd had added to the slot itself."""
+        slot = tracked.slot
+        gradient = tracked.param.grad
         assert gradient is not None
         if gradient is slot:
             slot.mul_(self._scale)
@@ -160,10 +191,7 @@ class Gradients:
         # a scalar that is a tensor already saves torch the making of one: 1.2 of 2.0 us for 4 KB
         factor = self._factors.get(slot.dtype, self._scale) if gradient.dtype is slot.dtype else self._scale
         torch.mul(gradient.detach() if gradient.requires_grad else gradient, factor, out=slot)
-        # if nothing was added to it, and no hook has seen it, autograd has made it for nobody else
-        is_new = gradient._version == 0 and _is_seen_by_nobody(param)
-        del gradient  # so that this reference is not counted
-        return is_new or not aliases.is_the_scripts(param)
+        return False
 
     def restore(self, several: Iterable[Tracked]) -> None:
         """Let `.grad` have the sum where the script has dropped or replaced it in the backward pass, as DDP would."""

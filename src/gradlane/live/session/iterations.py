@@ -59,6 +59,7 @@ class Iterations:
         parts.gradients.reads.connect(parts, self._steps)
         self.before_step, self.after_step, self.fail = self._steps.before, self._steps.after, parts.fail
         self.complete, self.arrived_again = self._sending.complete, self._sending.arrived
+        self.may_be_complete = self._sending.may_be_complete
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
         self._in_forward = False  # a forward pass in training runs; until it ends, or its backward pass begins

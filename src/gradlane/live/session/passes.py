@@ -67,6 +67,9 @@ class Listener(interruptions.Interruptible, Protocol):
     def complete(self, tracked: Tracked) -> None:
         """The gradient of a parameter is complete."""
 
+    def may_be_complete(self, tracked: Tracked) -> None:
+        """The gradient of a parameter has come in an iteration that counts, maybe not for the last time."""
+
     def arrived_again(self, tracked: Tracked) -> None:
         """The gradient of a parameter has come more often than in the pass that was counted."""
 
@@ -312,7 +315,9 @@ class Passes:
         tracked.fired += 1
         if tracked.fired == tracked.expected:
             self._complete(tracked)
-        elif tracked.fired > tracked.expected and not self._listener.counting:
+        elif self._listener.counting:
+            self._listener.may_be_complete(tracked)
+        elif tracked.fired > tracked.expected:
             self._listener.arrived_again(tracked)
 
     def backward_begins(self) -> None:

@@ -9,6 +9,7 @@ import torch
 from gradlane.errors import UnsupportedError
 from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.session.gradient_groups import GradientGroups
+from gradlane.live.session.gradients import unchanged
 from gradlane.live.session.parts import Parts
 from gradlane.live.session.phases import FOLLOWS, Event, NotAllowedError, Phase
 from gradlane.live.session.tracked import Tracked, all_go_on
@@ -16,9 +17,10 @@ from gradlane.live.session.tracked import Tracked, all_go_on
 _AFTER_GRADIENT = FOLLOWS[Event.GRADIENT]
 
 
-def _unchanged(gradient: torch.Tensor | None) -> int | None:
-    """Stands for a gradient that nothing has changed since autograd made it; None for any other."""
-    return gradient._cdata if gradient is not None and gradient._version == 0 else None
+def _has_later_hooks(tracked: Tracked) -> bool:
+    """Whether a hook of the script's comes after the session's, and may change the gradient."""
+    hooks = tracked.param._post_accumulate_grad_hooks
+    return len(hooks) > 1 and next(reversed(hooks)) != tracked.hook
 
 
 class Sending:
@@ -47,8 +49,7 @@ class Sending:
 
     def complete(self, tracked: Tracked) -> None:
         """The gradient of a parameter is complete: send it, or let it wait for its neighbours."""
-        hooks = tracked.param._post_accumulate_grad_hooks
-        if len(hooks) > 1 and next(reversed(hooks)) != tracked.hook:  # a hook of the script's comes after this one
+        if len(tracked.param._post_accumulate_grad_hooks) > 1 and _has_later_hooks(tracked):
             self._parts.tell(
                 "late hooks",
                 f"a hook on {tracked.name}, registered after gradlane's, may change its gradient: such gradients are sent at "
@@ -65,7 +66,19 @@ class Sending:
             every = self._parts.tracked
             self._send([every[tensor] for tensor in group])
         else:
-            tracked.waiting = _unchanged(tracked.param.grad)
+            tracked.waiting = unchanged(tracked.param.grad)
+
+    def may_be_complete(self, tracked: Tracked) -> None:
+        """Put a gradient into its slot while hooks are counted; the slots are sent when the backward pass ends.
+
+        As under DDP, nothing that changes `.grad` later changes the sum, but a gradient that comes once more.
+        """
+        if not _has_later_hooks(tracked):
+            try:
+                self._gradients.fill(tracked)
+            except RuntimeError:
+                self._refuse_another((tracked,))
+                raise
 
     def arrived(self, tracked: Tracked) -> None:
         """Note that a gradient has come; the job ends if it must not, as where it came twice."""
@@ -77,7 +90,7 @@ class Sending:
     def _send(self, several: Sequence[Tracked]) -> None:
         """Put gradients, divided by the world size as in DDP, into their slots; report them ready."""
         for tracked in several:
-            if tracked.waiting is not None and tracked.waiting != _unchanged(tracked.param.grad):
+            if tracked.waiting is not None and tracked.waiting != unchanged(tracked.param.grad):
                 self._parts.fail(
                     f"the gradient of {tracked.name} was changed after it was complete, by a hook on its AccumulateGrad "
                     "node or on another tensor; DDP would drop that change. Change gradients after backward(), or by a "
@@ -131,13 +144,17 @@ class Sending:
             if tracked.fired:
                 if tracked.phase is not Phase.PRODUCED:
                     self.arrived(tracked)
-                if tracked.param.grad is None:  # a hook has dropped it, where DDP sums zeros
+                if (
+                    tracked.param.grad is None and tracked not in self._gradients.filled
+                ):  # a hook has dropped it, where DDP sums zeros
                     tracked.param.grad = torch.zeros_like(tracked.param)
                 self._send((tracked,))
             else:
                 self._lack(tracked)
                 absent.append(tracked)
         self._gradients.restore(changed)
+        if self._gradients.filled:  # in the order of DDP's first buckets, since several may share memory
+            self._gradients.of_the_script.reverse()
         self._groups.dissolve([tracked.tensor for tracked in absent])
         self._driver.all_are_ready()
         return absent
