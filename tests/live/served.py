@@ -184,7 +184,7 @@ def afterwards(rank: int, world: int, staleness: int | None, steps: int, **optio
 
 
 def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
-    """What is raised when the script does `change`, between backward() and step() in iteration 2."""
+    """What is raised when the script does `change`, between backward() and step() in iteration 2, or in a hook in all."""
     model = Mlp()
     optimizer = momentum(model)
     generator = torch.Generator().manual_seed(rank)
@@ -199,6 +199,13 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
         "load": lambda: optimizer.load_state_dict({}),
         "written": lambda: weight.detach().zero_(),
     }
+
+    def drop(*_: object) -> None:
+        weight.grad = None
+
+    if change == "dropped by a hook":
+        model.layers[0].weight.register_post_accumulate_grad_hook(drop)
+        changes[change] = drop
     try:
         with gradlane.attach_to_servers(model, optimizer, timeout=20):
             for step in range(5):

@@ -191,6 +191,7 @@ REFUSALS = {
     "learning rate": "changed between backward() and step()",
     "clipped": "the gradient of layers.0.weight was changed between",
     "dropped": "the gradient of layers.0.weight was changed between",
+    "dropped by a hook": "iteration 0: the gradient of layers.1.weight was changed between",
     "two passes": "step() was not called after the last one",
     "two steps": "step() without a backward pass before it",
     "state": "optimizer.state_dict() while the update is on the servers",

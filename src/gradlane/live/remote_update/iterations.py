@@ -165,19 +165,26 @@ class ServedIterations:
 
     def complete(self, tracked: Tracked) -> None:
         """The gradient of a parameter is complete: send it."""
-        try:
-            tracked.happens(Event.GRADIENT)
-        except NotAllowedError as error:
-            self.fail(str(error))
+        self._has_come(tracked)
+        self.may_be_complete(tracked)
+        self._send(tracked)
+
+    def may_be_complete(self, tracked: Tracked) -> None:
+        """Put a gradient into its slot; while hooks are counted, it is sent when the backward pass ends."""
         gradient = tracked.param.grad
         assert gradient is not None
         torch.mul(gradient.detach(), self._scale, out=self._values.slots[tracked.tensor])
         self._sent[tracked.tensor] = SentGradient(gradient)
+
+    def _has_come(self, tracked: Tracked) -> None:
+        try:
+            tracked.happens(Event.GRADIENT)
+        except NotAllowedError as error:
+            self.fail(str(error))
+
+    def _send(self, tracked: Tracked) -> None:
         self._values.send(tracked.tensor)
         tracked.happens(Event.SEND)
-
-    def may_be_complete(self, tracked: Tracked) -> None:
-        """Nothing: `_end` sends what stands in `.grad` then."""
 
     def arrived_again(self, tracked: Tracked) -> None:
         """The gradient of a parameter has come once more: the job ends."""
@@ -193,7 +200,10 @@ class ServedIterations:
         for tracked in self.tracked:
             if tracked.phase is Phase.SENT:
                 continue
-            if tracked.param.grad is not None and has_any:
+            if self.counting and tracked.fired:
+                self._has_come(tracked)
+                self._send(tracked)
+            elif tracked.param.grad is not None and has_any:
                 self.complete(tracked)
             else:
                 self._values.send_none(tracked.tensor)

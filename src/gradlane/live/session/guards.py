@@ -85,6 +85,8 @@ class PendingGradient(torch.Tensor):
         reads: None once this gradient is the script's own.
     """
 
+    __slots__ = ("_part", "reads", "slot", "tracked")
+
     slot: torch.Tensor
     tracked: Tracked
     reads: Reads | None
@@ -106,7 +108,7 @@ class PendingGradient(torch.Tensor):
     @property
     def is_marked(self) -> bool:
         """Whether the script has given this object an attribute, or has it require a gradient."""
-        return len(self.__dict__) > _OWN_ATTRIBUTES
+        return bool(self.__dict__)  # its own attributes are in slots
 
     def own(self) -> torch.Tensor:
         """Return the real gradient, after its sum has arrived, in memory that no session uses."""
@@ -298,7 +300,6 @@ METADATA = {
 
 
 _MARKS = {_set_requires_grad, torch.Tensor.requires_grad_}  # change the gradient itself, and no value
-_OWN_ATTRIBUTES = len(("slot", "tracked", "reads", "_part"))
 
 
 # -- parameters ------------------------------------------------------------------------------------
