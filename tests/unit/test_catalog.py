@@ -47,6 +47,12 @@ def test_a_module_that_can_be_imported_from_here_is_found_too(monkeypatch):
         ("class Other:\n    def plan(self): ...", {}, "expected a class with a plan: Other"),
         ("class Mine:\n    name = 'mine'", {}, "got a class without paper, differs, plan"),
         ("class Mine:\n    name = paper = differs = 'mine'\n    def plan(self): ...", {"size": 1}, "Mine: "),
+        (
+            "class Mine:\n    name = 'ddp'\n    paper = differs = '-'\n    def plan(self, profile, network): ...",
+            {},
+            "the name 'ddp'",
+        ),
+        ("class Mine:\n    def __init__(self): raise KeyError('size')", {}, "Mine: KeyError: 'size'"),
         ("def", {}, "which cannot be imported from here "),
         ("import nothing_of_this_name", {}, "No module named 'nothing_of_this_name'"),
     ],
@@ -77,3 +83,67 @@ def test_commands_take_the_place_of_a_class_for_a_policys_name(command):
     said = invoke(*command, "--policy", EXAMPLE)
     assert "equal-parts" in said
     assert EXAMPLE not in said
+
+
+HEAD = """
+import msgspec
+from gradlane.core.plan import Message, Plan
+from gradlane.core.policy import whole
+
+class Mine(msgspec.Struct, frozen=True):
+    name = "mine"
+    paper = differs = "-"
+
+    def plan(self, profile, network):
+        messages = tuple(Message((whole(profile, index),)) for index in range(len(profile.tensors)))
+        plan = Plan("mine", profile.model, profile.specs, messages)
+"""
+FAULTY = {
+    "nothing": ("        return None", "plan() returned NoneType, expected a gradlane.core.plan.Plan"),
+    "a list": ("        return [plan]", "plan() returned list"),
+    "an error": ("        return {}['size']", "plan() raised KeyError: 'size' ("),
+    "tuples": (
+        "        return msgspec.structs.replace(plan, messages=(Message(((0, 0, 4),)), *messages))",
+        "messages[0] is Message(slices=((0, 0, 4),)",
+    ),
+    "another name": (
+        "        return msgspec.structs.replace(plan, policy='ddp')",
+        "its plan's policy is 'ddp', expected 'mine'",
+    ),
+    "another model": ("        return msgspec.structs.replace(plan, model='other')", "its plan's model is 'other'"),
+    "another wire": (
+        "        return msgspec.structs.replace(plan, wire='packets')",
+        "wire: got 'packets', expected fifo, pull-priority, ",
+    ),
+    "trials of itself": ("        return plan\n\n    def trials(self):\n        return (self,)", "that has trials itself"),
+    "no trials": ("        return plan\n\n    def trials(self):\n        return None", "trials() returned None"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_faulty_policy_is_refused_in_one_line_and_the_others_are_ranked(tmp_path, fault):
+    text, says = FAULTY[fault]
+    place = tmp_path / "mine.py"
+    place.write_text(HEAD + text)
+    for command in ("plan", "simulate"):
+        assert says in invoke(command, "alexnet", "--policy", f"{place}:Mine", code=2)
+    said = invoke("simulate", "alexnet", "--policy", "wfbp", "--policy", f"{place}:Mine")
+    assert f"mine cannot plan: {'policy mine: ' if 'wire' not in fault else ''}" in said
+    assert "wfbp" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["simulate", "alexnet"],
+        ["whatif", "workers", "alexnet", "--workers", "2,4"],
+        ["whatif", "bandwidth", "alexnet", "--workers", "4"],
+        ["whatif", "rates", "alexnet", "--rate", "1gbit,10gbit"],
+    ],
+)
+def test_two_policies_of_one_name_are_refused_since_results_could_not_be_told_apart(tmp_path, command):
+    place = tmp_path / "two.py"
+    place.write_text(HEAD + "        return plan\n\nclass Again(Mine, frozen=True):\n    pass")
+    said = invoke(*command, "--policy", f"{place}:Mine", "--policy", f"{place}:Again", code=2)
+    assert f"--policy: got two policies named 'mine', {place}:Mine and {place}:Again; expected each name once" in said
+    assert "got two policies named 'ddp'" in invoke(*command, "--policy", "ddp", "--policy", "ddp", code=2)

@@ -108,7 +108,14 @@ def test_an_answer_says_where_a_schedule_matters_most_and_from_where_it_does_not
 
 def test_where_no_schedule_helps_the_answer_says_so():
     text = first_line("rates", "resnet50", "--rate", "400gbit", "--workers", "2")
-    assert text.startswith("No policy is more than a percent of linear ahead of ddp: at 400 Gbit/s ddp reaches ")
+    assert text.startswith("No policy saves more than a percent of the time of ddp: at 400 Gbit/s ddp reaches ")
+
+
+def test_a_target_is_kept_by_one_of_two_clusters_of_a_size_whichever_is_named_first():
+    words = ("workers", "vgg16", "--rate", "10gbit", "--bus", "nvlink3", "--target", "0.9", "--policy", "ddp")
+    first = first_line(*words, "--workers", "1x8,8")
+    assert first.startswith("ddp keeps 90% of linear up to 1x8 workers.")
+    assert first_line(*words, "--workers", "8,1x8").startswith("ddp keeps 90% of linear up to 1x8 workers.")
 
 
 def test_an_answer_says_up_to_how_many_workers_a_target_is_kept():

@@ -11,6 +11,7 @@ import pytest
 from gradlane import zoo
 from gradlane.core import files
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
+from gradlane.core.network import CostSegment, Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.units import format_ns
@@ -168,10 +169,26 @@ def test_plan_says_where_the_next_best_is_as_good():
 
 def test_plan_says_where_nothing_is_to_be_gained():
     text = invoke("plan", "alexnet", "--rate", "50gbit")
-    assert (
-        "nothing to gain: no policy is more than a percent of linear ahead of ddp, which takes 649.09 ms an iteration" in text
-    )
+    assert "nothing to gain: no policy saves more than a percent of the time of ddp, which takes 649.09 ms an iteration" in text
     assert "recommended" not in text
+
+
+@pytest.mark.parametrize("more", [["--workers", "1024", "--rate", "10gbit"], ["--startup", "100s"]])
+def test_plan_recommends_what_saves_much_of_an_iteration_that_is_far_from_linear(more):
+    report = json.loads(invoke("plan", "resnet50", "--device", "a100", *more, "--json"))
+    best, ddp = report["policies"][0], next(row for row in report["policies"] if row["policy"] == "ddp")
+    assert 1.1 * best["iteration_ns"] < ddp["iteration_ns"]
+    assert f"recommended: {best['policy']}" in invoke("plan", "resnet50", "--device", "a100", *more)
+
+
+def test_plan_says_what_startups_cost_by_the_size_of_each_message(tmp_path):
+    network = Network(4, (CostSegment(10_000, 10**9, 2**20), CostSegment(4_000_000, 10**9)))
+    files.write(tmp_path / "network.json", network)
+    text = invoke("plan", "resnet50", tmp_path / "network.json", "--out", tmp_path / "plan.json")
+    plan = files.read(tmp_path / "plan.json", Plan)
+    startups_ns = [10_000 if message.size_bytes <= 2**20 else 4_000_000 for message in plan.messages]
+    assert len(set(startups_ns)) == 2
+    assert f"why: {plan.policy} pays {format_ns(sum(startups_ns))} of startup in {len(startups_ns)} messages" in text
 
 
 def test_plan_with_jitter_says_of_computation_alone_what_its_json_says():

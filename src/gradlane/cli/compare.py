@@ -14,7 +14,7 @@ from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts
 from gradlane.cli.inputs.computing import Computing
-from gradlane.cli.inputs.knobs import read_policy
+from gradlane.cli.inputs.knobs import read_policies
 from gradlane.cli.inputs.topology import SCALE
 from gradlane.cli.inputs.types import (
     COUNT,
@@ -249,9 +249,7 @@ def _arms(backends: list[str] | None, names: Sequence[str] | None, servers: int)
         names: None: `auto` and every policy.
         servers: of external servers.
     """
-    for name in names or ():
-        if name != AUTO:
-            read_policy(name, option="--policies")
+    read_policies([name for name in names or () if name != AUTO], option="--policies")
     arms: list[ArmSpec] = []
     for backend in backends or BACKENDS:
         need(backend in (*BACKENDS, ANY), "--backend", backend, "all-reduce, server or any, or several with commas")

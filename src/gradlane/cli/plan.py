@@ -29,8 +29,10 @@ from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_opt
 from gradlane.cli.inputs.knobs import parse_knobs, read_policy
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import IN_FILE, OUT_FILE, Choice
+from gradlane.cli.reports import BASELINE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
+from gradlane.core.network import Network
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
@@ -41,8 +43,6 @@ from gradlane.planning.searched import Searched
 from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import format_ns
-
-BASELINE = "ddp"
 
 
 @click.command(epilog=PROFILE_HELP)
@@ -170,7 +170,7 @@ def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
     model, network = describe_at_length(case)
     profile = computing.read(profile_text)
     used = computing.utilization(profile_text, profile)
-    computes = f"computes {reports.alone_text(profile)} a step{'' if used is None else f', {used}'}"
+    computes = f"computes {reports.alone_text(profile, ' a step')}{'' if used is None else f', {used}'}"
     if computing.jitter:
         more = slowdown(case.workers, computing.jitter) - 1
         computes += f", and {more:.1%} more with the slowest of {case.workers} devices (--jitter {computing.jitter:.1%})"
@@ -260,9 +260,9 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
         against = "which is ddp itself"
     if is_given:
         return f"{name}: {format_ns(best.iteration_ns)} an iteration, {against}"
-    if name != BASELINE and best.efficiency - baseline.efficiency <= reports.LITTLE:
+    if name != BASELINE and reports.saved_part(best, baseline) <= reports.LITTLE:
         return (
-            "nothing to gain: no policy is more than a percent of linear ahead of ddp, which takes "
+            "nothing to gain: no policy saves more than a percent of the time of ddp, which takes "
             f"{format_ns(baseline.iteration_ns)} an iteration; {name} is the fastest, {against}"
         )
     rival = next((outcome for outcome in outcomes if outcome is not best), None)
@@ -277,7 +277,12 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
 def _why(outcome: Outcome) -> str:
     """What a schedule pays in startups, and how long computation waits under it."""
     where = outcome.case.where
-    startup_ns = len(outcome.plan.messages) * where.startup_ns
+    startup_ns = sum(
+        max(where.path.segment_of(message.size_bytes).startup_ns, where.min_message_ns)
+        if isinstance(where, Network)
+        else where.startup_ns
+        for message in outcome.plan.messages
+    )
     waits_ns = outcome.iteration_ns - outcome.case.profile.compute_ns
     return (
         f"{outcome.policy} pays {format_ns(startup_ns)} of startup in {len(outcome.plan.messages)} messages and makes "

@@ -22,9 +22,10 @@ from gradlane.cli.inputs.cases import (
     workers_of,
 )
 from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_options
-from gradlane.cli.inputs.knobs import read_policy
+from gradlane.cli.inputs.knobs import read_policies
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import OUT_FILE, PLOT_FILE
+from gradlane.cli.reports import BASELINE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.errors import InputError
@@ -35,7 +36,6 @@ from gradlane.report.page.simulated import charts
 from gradlane.report.perfetto import chrome_trace
 from gradlane.units import format_ns, format_rate
 
-BASELINE = "ddp"
 SCALING = "% of linear scaling"
 MOST_TIMELINES = 8  # cases whose timelines go into a report
 
@@ -89,8 +89,7 @@ def command(
         computing.jitter,
         computing.clips,
     )
-    for name in policies:
-        read_policy(name)
+    read_policies(policies)
     total = sum(len(policies or case.policies) for case in todo)
     if timeline is not None and total != 1:
         raise InputError(f"--timeline: got {total} simulations, expected one policy on one model, rate and number of workers")

@@ -31,10 +31,11 @@ from gradlane.cli.inputs.cases import (
 )
 from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_options
 from gradlane.cli.inputs.faults import naming
-from gradlane.cli.inputs.knobs import read_policy
+from gradlane.cli.inputs.knobs import read_policies
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked, number_of
-from gradlane.cli.simulate import BASELINE, refused_row, row
+from gradlane.cli.reports import BASELINE
+from gradlane.cli.simulate import refused_row, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.policy import Policy
@@ -221,7 +222,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
 
     some = at(10**9)
     targets = targets or (0.9, 0.99)
-    asked = [read_policy(name) for name in policies or some.policies]
+    asked = read_policies(policies or some.policies)
     with bar() as progress:
         task = progress.add_task("simulating", total=len(asked))
         answers, refusals = [], []
@@ -363,8 +364,7 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         x: the label that tells the cases apart.
         target: say up to which case this part of linear scaling is kept; None not to.
     """
-    for name in policies:
-        read_policy(name)
+    read_policies(policies)
     asked = tuple(policies) or todo[0].policies
     with bar() as progress:
         task = progress.add_task("simulating", total=len(todo) * len(asked))
@@ -412,7 +412,7 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
         found.setdefault(head(outcome.case), []).append(outcome)
     plain = {value: next((o for o in each if o.policy == BASELINE), each[0]) for value, each in found.items()}
     best = {value: max(each, key=lambda o: o.efficiency) for value, each in found.items()}
-    gaps = {value: best[value].efficiency - plain[value].efficiency for value in found}
+    gaps = {value: reports.saved_part(best[value], plain[value]) for value in found}
     if x == "change":
         now = next(iter(found))
         reached = ", ".join(f"{best[value].efficiency:.1%} with {value}" for value in found if value != now)
@@ -426,7 +426,7 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     if is_alone:
         return f"{at[0].upper()}{at[1:]} {reached}, no schedule more than {most:.0%}."
     if gaps[where] <= reports.LITTLE:
-        return f"No policy is more than a percent of linear ahead of {plain[where].policy}: {at} {reached}."
+        return f"No policy saves more than a percent of the time of {plain[where].policy}: {at} {reached}."
     ahead = f"{best[where].policy} {best[where].efficiency:.0%}, no schedule more than {most:.0%}"
     text = f"{at[0].upper()}{at[1:]} {reached}, {ahead}"
     values = list(found)
@@ -436,17 +436,18 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     if enough == len(values):
         return f"{text}."
     after = place.format(values[enough].removesuffix("G") if x != "workers" else values[enough]).split(" ", 1)[1]
-    return f"{text}; from {after} on no policy is more than a percent of linear ahead of {plain[where].policy}."
+    return f"{text}; from {after} on no policy saves more than a percent of the time of {plain[where].policy}."
 
 
 def _answer_target(outcomes: Sequence[Outcome], x: str, target: float) -> str:
-    """Up to which case DDP and the best policy keep a part of linear scaling; cases beyond one that fails do not count."""
+    """Up to which case DDP and the best policy keep a part of linear scaling; larger cases than one that fails do not count."""
     kept: dict[str, str] = {}
-    lost: set[str] = set()
+    lost: dict[str, int] = {}  # by policy, the workers of the smallest case that fails
     for outcome in outcomes:
         if outcome.efficiency < target:
-            lost.add(outcome.policy)
-        elif outcome.policy not in lost:
+            lost.setdefault(outcome.policy, outcome.case.workers)
+    for outcome in outcomes:
+        if outcome.efficiency >= target and outcome.case.workers <= lost.get(outcome.policy, outcome.case.workers):
             kept[outcome.policy] = _HEADS[x](outcome.case)
     order = list(dict.fromkeys(_HEADS[x](outcome.case) for outcome in outcomes))
     names = list(dict.fromkeys(outcome.policy for outcome in outcomes))

@@ -184,6 +184,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         need_name("policy", self.policy)
         need_name("model", self.model)
+        need(self.wire in WIRES, "wire", self.wire, ", ".join(WIRES))
         need(0 < len(self.tensors) <= MAX_TENSORS, "tensors", len(self.tensors), f"1 to {MAX_TENSORS} of them")
         need(0 < len(self.messages) <= MAX_MESSAGES, "messages", len(self.messages), f"1 to {MAX_MESSAGES} of them")
         need(0 < len(self.lanes) <= MAX_LANES, "lanes", len(self.lanes), f"1 to {MAX_LANES} of them")

@@ -16,7 +16,7 @@ from gradlane.core.fields import MAX_MESSAGES, need_int
 from gradlane.core.network import Network
 from gradlane.core.plan import Message, Plan, Slice, Wire
 from gradlane.core.profile import DTYPE_BYTES, Profile
-from gradlane.errors import InputError
+from gradlane.errors import InputError, PlanError
 from gradlane.units import NS_PER_SECOND, format_bytes
 
 
@@ -136,7 +136,10 @@ def trials(policy: Policy) -> tuple[Policy, ...]:
     The policy's class declares them by a method `trials`. Without one there are none, and `policy` itself is planned.
     """
     declared: Callable[[], tuple[Policy, ...]] | None = getattr(policy, "trials", None)
-    return declared() if declared is not None else ()
+    found = declared() if declared is not None else ()
+    if not isinstance(found, tuple) or not all(isinstance(each, Policy) for each in found):
+        raise PlanError(f"policy {policy.name}: trials() returned {found!r}, expected a tuple of policies")
+    return found
 
 
 def whole(profile: Profile, tensor: int) -> Slice:

@@ -82,11 +82,16 @@ def _own(place: str, knobs: dict[str, Any]) -> Policy:
         )
     try:
         policy = made(**knobs)
-    except TypeError as error:
-        raise InputError(f"policy {place}: {error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # of the class, which may do anything
+        what = error if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"policy {place}: {what}") from error
     if not isinstance(policy, Policy):
         lacks = ", ".join(name for name in ("name", "paper", "differs", "plan") if not hasattr(policy, name))
         raise InputError(f"policy {place}: got a class without {lacks}; see gradlane.core.policy.Policy")
+    if policy.name in (*names(), AUTO) and type(policy).__module__.partition(".")[0] != "gradlane":
+        raise InputError(f"policy {place}: got the name {policy.name!r}, which a policy of gradlane's has, expected another")
     return policy
 
 

@@ -6,7 +6,9 @@ one place.
 
 from __future__ import annotations
 
+import traceback
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -16,10 +18,10 @@ from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.core.plan import Plan
+from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.policy import Policy, plans_with_bus, trials, wire_over_servers
 from gradlane.core.profile import Profile
-from gradlane.errors import PlanError
+from gradlane.errors import GradlaneError, PlanError
 from gradlane.planning.measured import where
 from gradlane.sim.servers import simulate_servers
 from gradlane.sim.steady import iteration_ns, planned_ahead
@@ -36,15 +38,46 @@ def make_plan(policy: Policy, profile: Profile, place: Place, simulated: Network
     Raises:
         PlanError: the plan does not move every byte once, or nothing at `place` can carry it.
     """
-    tried = [make_plan(each, profile, place) for each in trials(policy)]
+    tried = trials(policy)
+    if any(trials(each) for each in tried):
+        raise PlanError(f"policy {policy.name}: trials() got a policy that has trials itself, expected none with any")
     if tried:
-        return min(tried, key=partial(took_ns, profile=profile, simulated=simulated or where(place)))
+        plans = [make_plan(each, profile, place) for each in tried]
+        return min(plans, key=partial(took_ns, profile=profile, simulated=simulated or where(place)))
     network = place.network if plans_with_bus(policy) else place.network.path
-    plan = policy.plan(profile, network)
+    plan = _planned(policy, profile, network)
     wire = wire_over_servers(policy)
     if place.backend == "server" and wire is not None:
         plan = msgspec.structs.replace(plan, wire=wire)
     return accepted(plan, profile, place)
+
+
+def _planned(policy: Policy, profile: Profile, network: Network) -> Plan:
+    """What the policy returns, which is a user's own code.
+
+    Raises:
+        PlanError: it raises an error that is not gradlane's, or returns something else than a plan of its own for `profile`.
+    """
+    try:
+        plan: Any = policy.plan(profile, network)
+    except GradlaneError:
+        raise
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise PlanError(
+            f"policy {policy.name}: plan() raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
+        ) from error
+    if not isinstance(plan, Plan):
+        raise PlanError(f"policy {policy.name}: plan() returned {type(plan).__name__}, expected a gradlane.core.plan.Plan")
+    for index, message in enumerate(plan.messages):
+        if not isinstance(message, Message) or not all(isinstance(piece, Slice) for piece in message.slices):
+            raise PlanError(
+                f"policy {policy.name}: messages[{index}] is {message!r}, expected a gradlane.core.plan.Message of Slices"
+            )
+    for what, got, expected in (("policy", plan.policy, policy.name), ("model", plan.model, profile.model)):
+        if got != expected:
+            raise PlanError(f"policy {policy.name}: its plan's {what} is {got!r}, expected {expected!r}")
+    return plan
 
 
 def took_ns(plan: Plan, profile: Profile, simulated: Network | Cluster, *, whole: bool = False) -> int:

@@ -55,6 +55,23 @@ def read_policy(name: str, knobs: dict[str, Any] | None = None, *, option: str =
         ) from None
 
 
+def read_policies(names: Sequence[str], *, option: str = "--policy") -> list[Policy]:
+    """The policies of several names, which results tell apart by their names.
+
+    Raises:
+        InputError: as `read_policy`, or two of them have one name.
+    """
+    policies = [read_policy(name, option=option) for name in names]
+    places: dict[str, str] = {}
+    for place, policy in zip(names, policies, strict=True):
+        if policy.name in places:
+            raise InputError(
+                f"{option}: got two policies named {policy.name!r}, {places[policy.name]} and {place}; expected each name once"
+            )
+        places[policy.name] = place
+    return policies
+
+
 def _value(text: str) -> float | int | str:
     """Parse a value: a decimal such as 0.1, a word such as ring, or else a size or whole number."""
     if re.fullmatch(r"\d*\.\d+", text):
