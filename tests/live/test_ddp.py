@@ -30,6 +30,10 @@ NAMES = [
     "a_model_compiled_around_its_wrapper",
     "a_trunk_frozen_while_a_head_warms_up",
     "tensors_that_ddp_is_told_to_ignore",
+    "two_parameters_with_one_gradient",
+    "a_gradient_given_to_another_parameter_too",
+    "gradients_dropped_by_hooks_registered_early",
+    "gradients_scaled_by_hooks_registered_late",
 ]
 
 

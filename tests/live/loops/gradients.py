@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.live.loops.job import STEPS, Job, loop
+from tests.live.loops.job import STEPS, Job, Mlp, loop
 
 
 @loop()
@@ -249,20 +249,17 @@ def _with_late_hooks(job: Job, change: Callable[[torch.Tensor], torch.Tensor | N
         job.step()
 
 
-LATE = "registered after gradlane's, may change its gradient"
-
-
-@loop(says=LATE)
+@loop()
 def gradients_assigned_by_hooks_registered_late(job: Job) -> None:
     _with_late_hooks(job, lambda gradient: gradient * 0.5)
 
 
-@loop(says=LATE)
+@loop()
 def gradients_scaled_by_hooks_registered_late(job: Job) -> None:
     _with_late_hooks(job, lambda gradient: gradient.mul_(0.5))
 
 
-@loop(says=LATE)
+@loop()
 def gradients_read_by_hooks_registered_late(job: Job) -> None:
     def read(gradient: torch.Tensor) -> torch.Tensor:
         job.see("norm", gradient.norm())
@@ -271,9 +268,46 @@ def gradients_read_by_hooks_registered_late(job: Job) -> None:
     _with_late_hooks(job, read)
 
 
-@loop(says=LATE)
+@loop()
 def gradients_dropped_by_hooks_registered_late(job: Job) -> None:
     _with_late_hooks(job, lambda gradient: None)
+
+
+class Dropping(Mlp):
+    """Drops some of its gradients as soon as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for param in self.layers[1].parameters():
+            param.register_post_accumulate_grad_hook(self._drop)
+
+    @staticmethod
+    def _drop(param: torch.Tensor) -> None:
+        param.grad = None
+
+
+@loop(model=Dropping, optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01))
+def gradients_dropped_by_hooks_registered_early(job: Job) -> None:
+    """DDP sums zeros, and weights decay."""
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(says="registered during the backward pass")
+def gradients_scaled_by_hooks_registered_in_the_backward_pass(job: Job) -> None:
+    weight, handles = job.model.layers[1].weight, []
+
+    def halve(param: torch.Tensor) -> None:
+        assert param.grad is not None
+        param.grad.mul_(0.5)
+
+    def register(_: torch.Tensor) -> None:
+        handles.append(weight.register_post_accumulate_grad_hook(halve))
+
+    job.model.layers[3].weight.register_hook(register)
+    for _ in range(STEPS):
+        job.step()
+        handles.pop().remove()
 
 
 @loop(defers=False, says="in memory that the script holds too")

@@ -327,6 +327,25 @@ def a_gradient_replaced_inside_the_backward_pass(job: Job) -> None:
 
 
 @loop(model=Wide, says=None, defers=None)
+def a_gradient_replaced_of_a_parameter_with_a_hook(job: Job) -> None:
+    """The parameter's hook, registered after a session's, does nothing."""
+    job.model.layers[3].weight.register_post_accumulate_grad_hook(lambda param: None)
+    _set_by_a_hook(job, torch.ones_like)
+
+
+@loop()
+def a_gradient_given_to_another_parameter_too(job: Job) -> None:
+    """The optimizer reads it for both."""
+    first, second = job.model.layers[1].bias, job.model.layers[2].bias
+    for step in range(STEPS):
+        job.optimizer.zero_grad()
+        job.backward()
+        if step % 2:
+            first.grad = second.grad
+        job.optimizer.step()
+
+
+@loop(model=Wide, says=None, defers=None)
 def two_parameters_with_one_gradient(job: Job) -> None:
     """Nobody else refers to it."""
     first, second = job.model.layers[1].weight, job.model.layers[2].weight

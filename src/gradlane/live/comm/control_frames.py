@@ -13,7 +13,7 @@ from gradlane.errors import JobError, MismatchError, NotFiniteError, OrderError,
 from gradlane.live.comm.stragglers import WINDOW
 
 MAX_PAYLOAD = 16 * 1024  # bytes
-VERSION = 6
+VERSION = 7
 HEADER = struct.Struct("<4sBBHII")  # magic, type, version, reserved, rank, payload bytes
 _MAGIC = b"GLP1"
 

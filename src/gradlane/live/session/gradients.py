@@ -116,6 +116,7 @@ class Gradients:
             RuntimeError: as `put`.
         """
         self._write(tracked)
+        self.filled.pop(tracked, None)  # in the order in which the last of each came
         self.filled[tracked] = unchanged(tracked.param.grad) if _is_seen_by_nobody(tracked.param) else None
 
     def put(self, several: Sequence[Tracked]) -> None:

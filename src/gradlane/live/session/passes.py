@@ -97,7 +97,8 @@ class Passes:
         tracked: its trained parameters.
         optimizers: that have them.
         listener: is told.
-        fills_in: a parameter that was frozen after its forward pass has a gradient of zeros; otherwise it counts as unused.
+        fills_in: a parameter that was frozen after its forward pass has a gradient of zeros; otherwise it counts as unused. So
+            does one whose hook drops its gradient, but only under the drop-in.
         past_wrapper: the drop-in wraps the model: only its own calls count, as for torch's class. Called when a gradient is not
             summed because none came before. None: every call of the model counts, and so does a backward pass without one.
 
@@ -275,6 +276,17 @@ class Passes:
     def _output_gradient_ready(self, _: torch.Tensor) -> None:
         if self._sums and not self._in_backward and self._will_accumulate():
             self._listener.begin()
+            self._come_last()
+
+    def _come_last(self) -> None:
+        """Move the session's hooks behind those that the script has registered since: they see gradients as DDP sums them.
+
+        Not while hooks of a parameter run, which run in the order that they had.
+        """
+        for tracked in self._tracked:
+            hooks: Any = tracked.param._post_accumulate_grad_hooks
+            if len(hooks) > 1 and next(reversed(hooks)) != tracked.hook and tracked.hook in hooks:
+                hooks[tracked.hook] = hooks.pop(tracked.hook)
 
     @property
     def _sums(self) -> bool:
@@ -308,8 +320,8 @@ class Passes:
                     self._past_wrapper()
                 return
             self._listener.begin()
-        if param.grad is None:  # it was frozen after its forward pass
-            if not self._fills_in:
+        if param.grad is None:  # it was frozen after its forward pass, or a hook of its own has dropped the gradient
+            if not (self._fills_in or (param.requires_grad and not self._past_wrapper)):
                 return
             param.grad = torch.zeros_like(param)
         tracked.fired += 1

@@ -52,8 +52,8 @@ class Sending:
         if len(tracked.param._post_accumulate_grad_hooks) > 1 and _has_later_hooks(tracked):
             self._parts.tell(
                 "late hooks",
-                f"a hook on {tracked.name}, registered after gradlane's, may change its gradient: such gradients are sent at "
-                "the end of backward()",
+                f"a hook on {tracked.name}, registered during the backward pass, may change its gradient: such gradients are "
+                "sent at the end of that pass",
             )
             if self._groups.is_shared(tracked.tensor):
                 self._groups.dissolve([tracked.tensor])
@@ -153,11 +153,21 @@ class Sending:
                 self._lack(tracked)
                 absent.append(tracked)
         self._gradients.restore(changed)
-        if self._gradients.filled:  # in the order of DDP's first buckets, since several may share memory
-            self._gradients.of_the_script.reverse()
+        if self._gradients.filled:
+            self._sort_as_ddp()
         self._groups.dissolve([tracked.tensor for tracked in absent])
         self._driver.all_are_ready()
         return absent
+
+    def _sort_as_ddp(self) -> None:
+        """Have sums go into memory of the script's in DDP's order, since several gradients may share it. The first buckets
+        have it from the last parameter to the first. Under the drop-in it is the order of completion, as in later passes.
+        """
+        if self._parts.job.wrapped:
+            places = {tracked: place for place, tracked in enumerate(self._gradients.filled)}
+            self._gradients.of_the_script.sort(key=lambda each: places.get(each[0], len(places)))
+        else:
+            self._gradients.of_the_script.reverse()
 
     def fill_in(self, absent: Sequence[Tracked]) -> None:
         """Show the sums of `absent` that other ranks have produced, and those that belong into memory of the script's.

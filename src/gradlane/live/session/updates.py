@@ -257,7 +257,8 @@ class Updates(Generic[OneStep]):
         with self._turn, self._do.as_ordinary():
             all_go_on(several, Event.READ)
             self._until_step_is_over()
-            self.make(several)
+            if self._steps_in is None:  # else the optimizer reads a gradient as that of another parameter, too
+                self.make(several)
             self._wait_for(several)
             read()
 
