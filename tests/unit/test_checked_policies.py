@@ -82,6 +82,19 @@ class Random(Sound, frozen=True):
         return tuple(random.SystemRandom().sample(super().messages(profile, network), len(profile.tensors)))
 
 
+class Hashing(Sound, frozen=True):
+    def messages(self, profile, network):
+        pieces = {spec.name: whole(profile, tensor) for tensor, spec in enumerate(profile.specs)}
+        return tuple(Message((pieces[name],)) for name in set(pieces))
+
+
+class Changing(Sound, frozen=True):
+    def messages(self, profile, network):
+        messages = super().messages(profile, network)
+        msgspec.structs.force_setattr(profile, "model", "another")
+        return messages
+
+
 class Remembering(Sound, frozen=True):
     """Plans otherwise after it has planned before."""
 
@@ -167,6 +180,8 @@ def test_a_sound_policy_passes(policy):
         (Borrowed(), "its plan says whose it is, but plan.policy is 'wfbp', expected 'own'"),
         (Random(), "the same profile and network give the same plan, but its messages differ: "),
         (Remembering(), "the same profile and network give the same plan, but its messages differ: "),
+        (Hashing(), "another process makes the same plan, but the fingerprints here are "),
+        (Changing(), "it leaves the profile and the network as they are, but it has changed them"),
         (Unreadable(), "its knobs can be written as JSON and read, but "),
         (Undeclared(), "what it declares tunable are knobs of its own, with their ranges, but least is no field"),
         (Reversed(), "with their ranges, but most: the range ends at 1, below its beginning 8"),

@@ -24,6 +24,7 @@ STARTUP = {
     "live/startup/options.py",  # the same, where a script was started in another way
     "live/startup/rendezvous.py",  # RANK, WORLD_SIZE, MASTER_PORT
     "live/startup/validation.py",  # WORLD_SIZE
+    "testing/planned_anew.py",  # handed on to another interpreter
     "transport/host.py",  # GRADLANE_SHARED_MEMORY
     "plugin/meeting.py",  # RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 }

@@ -29,11 +29,13 @@ from gradlane.planning.plans import make_plan
 from gradlane.planning.search import Space
 from gradlane.sim import iteration_ns, simulate, simulate_heterogeneous, simulate_servers, simulate_steady
 from gradlane.sim.bounds import lower_bound_ns
+from gradlane.testing import planned_anew
 from gradlane.testing.generators import chain, clusters, holds_for, networks, profiles
 from gradlane.testing.logs import check_logs, logged_dispatchers
 
 _SMALL = profiles(max_tensors=10, max_elements=40_000)
 _EIGHT_LAYERS = chain(*[(2_000_000, 4 * 2**20, 100_000, 1_000_000)] * 8)
+_MANY_LAYERS = chain(*[(1_000_000, 2**20, 100_000, 1_000_000)] * 40)
 _GIGABIT = Network.line(4, 30_000, 10**9 // 8)
 _RATES = (RateStep(1_000_000, 10**7), RateStep(3_000_000, 10**10))
 _NO_NUMBERS: tuple[Any, ...] = ("4MiB", True, None, math.nan)
@@ -44,7 +46,7 @@ def check_policy(policy: Policy, *, examples: int = 50) -> None:
 
     - It says what it is: `name`, `paper`, `differs` (`check_description`).
     - Its plans move every byte once. Planned again, also by another policy with the same knobs, they are the same, and so are
-      their fingerprints after a file (`check_plans`).
+      their fingerprints after a file (`check_plans`). So they are in another process (`check_processes`).
     - Its knobs can be written, read and tuned; those it declares tunable refuse values of no use
       (`check_knobs`).
     - All-reduce carries its plans out in the order that is fixed ahead, in no less time than the lower bound
@@ -87,9 +89,12 @@ def check_plans(policy: Policy, examples: int = 50) -> None:
     """
 
     def check(profile: Profile, network: Network) -> None:
+        given = msgspec.json.encode((profile, network))
         with _promise(policy, "its plan moves every byte of every gradient once"):
             plan = policy.plan(profile, network)
             check_plan(plan, profile.specs)
+        with _promise(policy, "it leaves the profile and the network as they are"):
+            assert msgspec.json.encode((profile, network)) == given, "it has changed them"
             assert plan.size_bytes == profile.size_bytes, f"it moves {plan.size_bytes} bytes, expected {profile.size_bytes}"
         with _promise(policy, "its plan says whose it is"):
             assert plan.policy == policy.name, f"plan.policy is {plan.policy!r}, expected {policy.name!r}"
@@ -105,6 +110,18 @@ def check_plans(policy: Policy, examples: int = 50) -> None:
             assert read.fingerprint == plan.fingerprint, "the fingerprints differ"
 
     holds_for(examples, check, profile=profiles(), network=networks())
+
+
+def check_processes(policy: Policy, examples: int = 1) -> None:
+    """Raise `AssertionError` unless another interpreter, in which strings hash otherwise, makes the same plans.
+
+    Left out for a class that another interpreter cannot import, as one inside a function.
+    """
+    cases = [(profile, _GIGABIT) for profile in (_EIGHT_LAYERS, _MANY_LAYERS)]
+    with _promise(policy, "another process makes the same plan"):
+        anew = planned_anew.fingerprints(policy, cases)
+        here = [policy.plan(profile, network).fingerprint for profile, network in cases]
+        assert anew in (None, here), f"the fingerprints here are {', '.join(here)}, and there {', '.join(anew or ())}"
 
 
 def check_knobs(policy: Policy, examples: int = 1) -> None:
@@ -276,6 +293,7 @@ def check_any_servers(policy: Policy, examples: int = 50) -> None:
 CHECKS: tuple[Callable[[Policy, int], None], ...] = (
     check_description,
     check_plans,
+    check_processes,
     check_knobs,
     check_all_reduce,
     check_heterogeneous,
