@@ -276,16 +276,15 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
 
 def _why(outcome: Outcome) -> str:
     """What a schedule pays in startups, and how long computation waits under it."""
-    where = outcome.case.where
-    startup_ns = sum(
-        max(where.path.segment_of(message.size_bytes).startup_ns, where.min_message_ns)
-        if isinstance(where, Network)
-        else where.startup_ns
-        for message in outcome.plan.messages
-    )
+    messages, where = outcome.plan.messages, outcome.case.where
+    if isinstance(where, Network):
+        path = where.path
+        startup_ns = sum(max(path.segment_of(each.size_bytes).startup_ns, path.min_message_ns) for each in messages)
+    else:
+        startup_ns = len(messages) * where.startup_ns
     waits_ns = outcome.iteration_ns - outcome.case.profile.compute_ns
     return (
-        f"{outcome.policy} pays {format_ns(startup_ns)} of startup in {len(outcome.plan.messages)} messages and makes "
+        f"{outcome.policy} pays {format_ns(startup_ns)} of startup in {len(messages)} messages and makes "
         f"computation wait {format_ns(waits_ns)}"
     )
 
