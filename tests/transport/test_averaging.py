@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -187,7 +188,8 @@ class OfItsOwn:
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         self.times += 1
-        return policies.get("p3", slice_bytes=4096 * self.times).plan(profile, network)
+        plan = policies.get("p3", slice_bytes=4096 * self.times).plan(profile, network)
+        return msgspec.structs.replace(plan, policy=self.name)
 
 
 def test_ranks_that_plan_differently_from_the_same_profile_are_refused() -> None:
