@@ -326,6 +326,46 @@ def a_gradient_replaced_inside_the_backward_pass(job: Job) -> None:
     _set_by_a_hook(job, torch.ones_like)
 
 
+def _exchanging(job: Job, exchange: Callable[[list[nn.Parameter]], None]) -> None:
+    """A hook of the second layer does something with gradients of all layers."""
+    biases = [layer.bias for layer in job.model.layers]
+    biases[1].register_post_accumulate_grad_hook(lambda _: exchange(biases))
+    for _ in range(STEPS):
+        job.step()
+
+
+@loop(model=Wide, says=None, defers=None)
+def gradients_exchanged_by_a_hook(job: Job) -> None:
+    def exchange(params: list[nn.Parameter]) -> None:
+        params[2].grad, params[3].grad = params[3].grad, params[2].grad
+
+    _exchanging(job, exchange)
+
+
+@loop(model=Wide, says=None, defers=None)
+def a_gradient_given_to_another_layer_by_a_hook(job: Job) -> None:
+    def share(params: list[nn.Parameter]) -> None:
+        params[2].grad = params[3].grad
+
+    _exchanging(job, share)
+
+
+@loop(model=Wide, says=None, defers=None)
+def a_gradient_given_to_a_later_layer_by_its_own_hook(job: Job) -> None:
+    def share(params: list[nn.Parameter]) -> None:
+        params[3].grad = params[1].grad
+
+    _exchanging(job, share)
+
+
+@loop(model=Wide, says=None, defers=None)
+def a_gradient_given_to_two_layers_by_a_hook(job: Job) -> None:
+    def share(params: list[nn.Parameter]) -> None:
+        params[2].grad = params[3].grad = params[1].grad
+
+    _exchanging(job, share)
+
+
 @loop(model=Wide, says=None, defers=None)
 def a_gradient_replaced_of_a_parameter_with_a_hook(job: Job) -> None:
     """The parameter's hook, registered after a session's, does nothing."""

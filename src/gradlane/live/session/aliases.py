@@ -90,7 +90,12 @@ def is_the_scripts(param: torch.nn.Parameter) -> bool:
     gradient: Any = param.grad
     if gradient is None:
         return False
-    return gradient._use_count() > _ONE_GRADIENT_IN_CPP or not gradient.untyped_storage().resizable()  # not torch's own memory
+    return is_shared(gradient) or not gradient.untyped_storage().resizable()  # not torch's own memory
+
+
+def is_shared(gradient: Any) -> bool:
+    """Whether something else in C++ refers to a gradient that stands in a `.grad`, as another parameter does."""
+    return int(gradient._use_count()) > _ONE_GRADIENT_IN_CPP
 
 
 def is_held(tracked: Tracked) -> bool:

@@ -26,7 +26,7 @@ def _is_seen_by_nobody(param: torch.nn.Parameter) -> bool:
     return len(hooks._post_accumulate_grad_hooks) == 1 and not hooks._backward_hooks
 
 
-def unchanged(gradient: torch.Tensor | None) -> int | None:
+def _unchanged(gradient: torch.Tensor | None) -> int | None:
     """Stands for a gradient that nothing has changed since autograd made it; None for any other."""
     return gradient._cdata if gradient is not None and gradient._version == 0 else None
 
@@ -109,15 +109,14 @@ class Gradients:
             elif isinstance(gradient, PendingGradient):  # another parameter's
                 tracked.param.grad = gradient.own()
 
-    def fill(self, tracked: Tracked) -> None:
+    def fill(self, tracked: Tracked, gradient: torch.Tensor) -> None:
         """Put a gradient, times the scale, into its slot; `put` will find it there, whatever becomes of `.grad` meanwhile.
 
         Raises:
             RuntimeError: as `put`.
         """
-        self._write(tracked)
-        self.filled.pop(tracked, None)  # in the order in which the last of each came
-        self.filled[tracked] = unchanged(tracked.param.grad) if _is_seen_by_nobody(tracked.param) else None
+        self._write(tracked, gradient)
+        self.filled[tracked] = _unchanged(gradient) if _is_seen_by_nobody(tracked.param) else None
 
     def put(self, several: Sequence[Tracked]) -> None:
         """Put the gradients that autograd left in `.grad`, times the scale, into their slots.
@@ -131,12 +130,12 @@ class Gradients:
         Raises:
             RuntimeError: torch refuses, since a parameter now has another dtype, shape or device.
         """
-        if len(several) > 1 and self._put_together(several):
+        if len(several) > 1 and not self.filled and self._put_together(several):
             return
         for tracked in several:
             if self._put_alone(tracked):
                 tracked.param.grad = tracked.wrapper
-            else:
+            elif not isinstance(tracked.param.grad, PendingGradient):  # else it is another parameter's, see `restore`
                 self.of_the_script.append((tracked, tracked.param.grad))
 
     def _put_together(self, several: Sequence[Tracked]) -> bool:
@@ -170,20 +169,19 @@ class Gradients:
         """
         param = tracked.param
         if tracked in self.filled:
-            made = self.filled[tracked]
-            is_new = param.grad is None or (made is not None and made == unchanged(param.grad))
+            made, now = self.filled[tracked], _unchanged(param.grad)
+            is_new = param.grad is None or (made is not None and made == now and not aliases.is_shared(param.grad))
         else:
-            if self._write(tracked):
+            assert param.grad is not None
+            if self._write(tracked, param.grad):
                 return True
             # if nothing was added to it, and no hook has seen it, autograd has made it for nobody else
-            is_new = unchanged(param.grad) is not None and _is_seen_by_nobody(param)
+            is_new = _unchanged(param.grad) is not None and _is_seen_by_nobody(param)
         return is_new or not aliases.is_the_scripts(param)
 
-    def _write(self, tracked: Tracked) -> bool:
+    def _write(self, tracked: Tracked, gradient: torch.Tensor) -> bool:
         """Write a gradient, times the scale, into its slot; return whether autograd had added to the slot itself."""
         slot = tracked.slot
-        gradient = tracked.param.grad
-        assert gradient is not None
         if gradient is slot:
             slot.mul_(self._scale)
             return True
@@ -201,8 +199,22 @@ class Gradients:
             gradient = tracked.param.grad
             if gradient is None:
                 self.show((tracked,))
-            elif tracked not in filled_in and not isinstance(gradient, PendingGradient):
+            elif tracked not in filled_in:
+                if isinstance(gradient, PendingGradient):
+                    gradient = self._shared(gradient)
+                    tracked.param.grad = gradient
                 self.of_the_script.append((tracked, gradient))
+
+    def _shared(self, wrapper: PendingGradient) -> torch.Tensor:
+        """Memory for another parameter's gradient too: both sums go there, one after the other, as under DDP."""
+        if wrapper.reads is not self.reads:  # it is no gradient of this session
+            return torch.empty_like(wrapper.slot)
+        owner = wrapper.tracked
+        has_it = owner.param.grad is wrapper
+        memory = self._give_away(wrapper, torch.empty_like(wrapper.slot))
+        if has_it:
+            self.of_the_script.append((owner, memory))
+        return memory
 
     def put_absent(self, tracked: Tracked) -> None:
         """Fill the slot of a parameter that got no gradient in this pass, with what is in `.grad`, or zeros."""

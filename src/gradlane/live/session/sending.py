@@ -9,7 +9,6 @@ import torch
 from gradlane.errors import UnsupportedError
 from gradlane.live.backends.gradient_buffers import dtype_name
 from gradlane.live.session.gradient_groups import GradientGroups
-from gradlane.live.session.gradients import unchanged
 from gradlane.live.session.parts import Parts
 from gradlane.live.session.phases import FOLLOWS, Event, NotAllowedError, Phase
 from gradlane.live.session.tracked import Tracked, all_go_on
@@ -66,7 +65,9 @@ class Sending:
             every = self._parts.tracked
             self._send([every[tensor] for tensor in group])
         else:
-            tracked.waiting = unchanged(tracked.param.grad)
+            gradient = tracked.param.grad
+            assert gradient is not None
+            tracked.waiting = None if gradient is tracked.slot else (gradient, gradient._version == 0)
 
     def may_be_complete(self, tracked: Tracked) -> None:
         """Put a gradient into its slot while hooks are counted; the slots are sent when the backward pass ends.
@@ -74,11 +75,15 @@ class Sending:
         As under DDP, nothing that changes `.grad` later changes the sum, but a gradient that comes once more.
         """
         if not _has_later_hooks(tracked):
-            try:
-                self._gradients.fill(tracked)
-            except RuntimeError:
-                self._refuse_another((tracked,))
-                raise
+            self._fill(tracked, tracked.param.grad)
+
+    def _fill(self, tracked: Tracked, gradient: torch.Tensor | None) -> None:
+        assert gradient is not None
+        try:
+            self._gradients.fill(tracked, gradient)
+        except RuntimeError:
+            self._refuse_another((tracked,))
+            raise
 
     def arrived(self, tracked: Tracked) -> None:
         """Note that a gradient has come; the job ends if it must not, as where it came twice."""
@@ -90,13 +95,8 @@ class Sending:
     def _send(self, several: Sequence[Tracked]) -> None:
         """Put gradients, divided by the world size as in DDP, into their slots; report them ready."""
         for tracked in several:
-            if tracked.waiting is not None and tracked.waiting != unchanged(tracked.param.grad):
-                self._parts.fail(
-                    f"the gradient of {tracked.name} was changed after it was complete, by a hook on its AccumulateGrad "
-                    "node or on another tensor; DDP would drop that change. Change gradients after backward(), or by a "
-                    "hook of register_post_accumulate_grad_hook()",
-                    UnsupportedError,
-                )
+            if tracked.waiting is not None:
+                self._has_waited(tracked, *tracked.waiting)
         try:
             self._gradients.put(several)
         except RuntimeError:
@@ -109,6 +109,21 @@ class Sending:
         self._driver.ready([tracked.tensor for tracked in several])
         if self._parts.measuring.is_on:
             self._parts.measuring.ready(several)
+
+    def _has_waited(self, tracked: Tracked, gradient: torch.Tensor, is_new: bool) -> None:
+        """Hooks may have replaced a gradient since it was complete, which changes no sum under DDP; nor does a change in place,
+        but the gradient is lost then.
+        """
+        tracked.waiting = None
+        if is_new and gradient._version:
+            self._parts.fail(
+                f"the gradient of {tracked.name} was changed after it was complete, by a hook on its AccumulateGrad node or on "
+                "another tensor; DDP would drop that change. Change gradients after backward(), or by a hook of "
+                "register_post_accumulate_grad_hook() on the parameter itself",
+                UnsupportedError,
+            )
+        if tracked.param.grad is not gradient:
+            self._fill(tracked, gradient)
 
     def _lack(self, tracked: Tracked) -> None:
         """Report a parameter that got no gradient in this pass.
@@ -153,21 +168,17 @@ class Sending:
                 self._lack(tracked)
                 absent.append(tracked)
         self._gradients.restore(changed)
-        if self._gradients.filled:
-            self._sort_as_ddp()
+        self._sort_as_ddp()
         self._groups.dissolve([tracked.tensor for tracked in absent])
         self._driver.all_are_ready()
         return absent
 
     def _sort_as_ddp(self) -> None:
-        """Have sums go into memory of the script's in DDP's order, since several gradients may share it. The first buckets
-        have it from the last parameter to the first. Under the drop-in it is the order of completion, as in later passes.
+        """Have sums go into memory of the script's in DDP's order, since several gradients may share it: first in that of the
+        model's parameters, and later in that of readiness, which plans have. Torch has made the drop-in's first iteration.
         """
-        if self._parts.job.wrapped:
-            places = {tracked: place for place, tracked in enumerate(self._gradients.filled)}
-            self._gradients.of_the_script.sort(key=lambda each: places.get(each[0], len(places)))
-        else:
-            self._gradients.of_the_script.reverse()
+        is_first = self._driver.iteration == 0 and not self._parts.job.wrapped
+        self._gradients.of_the_script.sort(key=lambda each: each[0].tensor, reverse=is_first)
 
     def fill_in(self, absent: Sequence[Tracked]) -> None:
         """Show the sums of `absent` that other ranks have produced, and those that belong into memory of the script's.

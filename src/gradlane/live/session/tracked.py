@@ -34,7 +34,8 @@ class Tracked:
         unguarded: something reads it past every guard, so that its update must not be deferred.
         accumulator: autograd's node for it; `aliases.py` needs it to be kept.
         hook: the key of its hook.
-        waiting: stands for its gradient while that waits for others of its group, if autograd alone has made it; else None.
+        waiting: its gradient while that waits for others of its group, and whether nothing has changed it since autograd made
+            it; else None.
     """
 
     __slots__ = (
@@ -67,7 +68,7 @@ class Tracked:
         self.accumulated = self.was_used = self.unguarded = False
         self.accumulator: Any = None
         self.hook = -1
-        self.waiting: int | None = None
+        self.waiting: tuple[torch.Tensor, bool] | None = None
 
     def happens(self, event: Event) -> None:
         """Go on to the phase that follows `event`.
