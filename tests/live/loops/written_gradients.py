@@ -326,10 +326,10 @@ def a_gradient_replaced_inside_the_backward_pass(job: Job) -> None:
     _set_by_a_hook(job, torch.ones_like)
 
 
-def _exchanging(job: Job, exchange: Callable[[list[nn.Parameter]], None]) -> None:
-    """A hook of the second layer does something with gradients of all layers."""
+def _exchanging(job: Job, exchange: Callable[[list[nn.Parameter]], None], by: int = 1) -> None:
+    """A hook of one layer does something with gradients of others, which are there already."""
     biases = [layer.bias for layer in job.model.layers]
-    biases[1].register_post_accumulate_grad_hook(lambda _: exchange(biases))
+    biases[by].register_post_accumulate_grad_hook(lambda _: exchange(biases))
     for _ in range(STEPS):
         job.step()
 
@@ -364,6 +364,26 @@ def a_gradient_given_to_two_layers_by_a_hook(job: Job) -> None:
         params[2].grad = params[3].grad = params[1].grad
 
     _exchanging(job, share)
+
+
+@loop(model=Wide, says=None, defers=None)
+def a_gradient_given_to_three_layers_by_a_hook(job: Job) -> None:
+    def share(params: list[nn.Parameter]) -> None:
+        params[2].grad = params[1].grad = params[3].grad
+
+    _exchanging(job, share, by=0)
+
+
+@loop(model=Wide, says=None, defers=None)
+def weights_gradients_exchanged_while_they_may_wait(job: Job) -> None:
+    first, last = job.model.layers[2].weight, job.model.layers[3].weight
+
+    def exchange(_: object) -> None:
+        first.grad, last.grad = last.grad, first.grad
+
+    job.model.layers[1].weight.register_post_accumulate_grad_hook(exchange)
+    for _ in range(STEPS):
+        job.step()
 
 
 @loop(model=Wide, says=None, defers=None)

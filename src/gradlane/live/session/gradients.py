@@ -207,7 +207,9 @@ class Gradients:
 
     def _shared(self, wrapper: PendingGradient) -> torch.Tensor:
         """Memory for another parameter's gradient too: both sums go there, one after the other, as under DDP."""
-        if wrapper.reads is not self.reads:  # it is no gradient of this session
+        if wrapper.reads is None:  # it stands for memory of the script's
+            return wrapper.slot
+        if wrapper.reads is not self.reads:  # it is another session's
             return torch.empty_like(wrapper.slot)
         owner = wrapper.tracked
         has_it = owner.param.grad is wrapper

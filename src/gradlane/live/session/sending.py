@@ -150,24 +150,22 @@ class Sending:
         Returns:
             The parameters that got no gradient, whose sums are on their way too.
         """
-        absent, changed = [], []
+        absent = []
         for tracked in self._parts.tracked:
             if tracked.phase is Phase.SENT:
-                if tracked.param.grad is not tracked.wrapper:
-                    changed.append(tracked)
                 continue
             if tracked.fired:
                 if tracked.phase is not Phase.PRODUCED:
                     self.arrived(tracked)
-                if (
-                    tracked.param.grad is None and tracked not in self._gradients.filled
-                ):  # a hook has dropped it, where DDP sums zeros
+                # a late hook has dropped it, where DDP sums zeros
+                if tracked.param.grad is None and tracked.waiting is None and tracked not in self._gradients.filled:
                     tracked.param.grad = torch.zeros_like(tracked.param)
                 self._send((tracked,))
             else:
                 self._lack(tracked)
                 absent.append(tracked)
-        self._gradients.restore(changed)
+        sent = (tracked for tracked in self._parts.tracked if tracked.phase is Phase.SENT)
+        self._gradients.restore([tracked for tracked in sent if tracked.param.grad is not tracked.wrapper])
         self._sort_as_ddp()
         self._groups.dissolve([tracked.tensor for tracked in absent])
         self._driver.all_are_ready()
