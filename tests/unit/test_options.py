@@ -103,6 +103,17 @@ def test_without_torch_a_command_that_needs_it_says_so_in_one_line(
     assert invoke(*command, code=1) == said
 
 
+@pytest.mark.parametrize("command", [("profile", __file__), ("probe",), ("compare", "--loopback")])
+def test_a_command_that_starts_ranks_is_refused_where_it_is_one_itself(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = invoke(*command, code=2)
+    assert said.startswith("gradlane: RANK, WORLD_SIZE: got 0 of 2, ")
+    assert said.endswith(f"gradlane {command[0]} starts ranks of its own\n")
+
+
 def test_a_word_that_is_like_none_gets_no_suggestion() -> None:
     text = invoke("plan", "vgg16", "--policy", "xyz", code=2)
     assert "did you mean" not in text

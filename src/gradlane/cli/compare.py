@@ -32,7 +32,7 @@ from gradlane.cli.terminal import console
 from gradlane.compare.arms import ArmSpec
 from gradlane.compare.evaluation import evaluate
 from gradlane.compare.memory import DEMONSTRATION_BYTES, comparing_bytes
-from gradlane.compare.processes import need_torch, run_on_ranks
+from gradlane.compare.processes import need_no_job, need_torch, run_on_ranks
 from gradlane.compare.records import Sweep
 from gradlane.compare.runner import Trial, run_all
 from gradlane.core import files
@@ -175,6 +175,7 @@ def command(
     if not models and (len(counts) > 1 or len(rates) > 1 or scale != 1):
         raise InputError("compare: got several hosts or links, or a scale, expected a MODEL with them too")
     profiles = [Computing().read(model, argument="MODEL") for model in models]
+    need_no_job("compare")
     need_torch("compare")
     if out is not None:
         make_folder("--out", out)

@@ -13,7 +13,7 @@ from rich.table import Table
 from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, RANKS_PER_HOST, SECONDS, Choice, rate_or_none, whole_number
 from gradlane.cli.priority import probe as probe_priority
 from gradlane.cli.terminal import console, print_table
-from gradlane.compare.processes import need_torch, run_on_ranks
+from gradlane.compare.processes import need_no_job, need_torch, run_on_ranks
 from gradlane.core import files
 from gradlane.core.backends import ALGORITHMS, HIERARCHICAL_PAYS, Algorithm
 from gradlane.core.bus import Stage
@@ -85,6 +85,7 @@ def command(
         raise InputError(
             "--algorithm: got hierarchical, expected hosts of several ranks, as in --ranks-per-host 2 --link 1gbit"
         )
+    need_no_job("probe")
     need_torch("probe")
     with scratch_folder() as scratch:
         exit_code = run_on_ranks(

@@ -12,7 +12,7 @@ from rich.table import Table
 from gradlane.cli.inputs.types import COUNT, OUT_FOLDER, SCRIPT, make_folder
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import need_memory
-from gradlane.compare.processes import need_torch, run_quietly, torchrun_here
+from gradlane.compare.processes import need_no_job, need_torch, run_quietly, torchrun_here
 from gradlane.core import files
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.profile import Profile
@@ -40,6 +40,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     It needs six iterations or more; let the script end early. The files are what gradlane plan
     reads.
     """
+    need_no_job("profile")
     need_torch("profile")
     need_memory("--nproc", nproc)
     make_folder("--out", out)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gradlane import lab
 from gradlane.compare.memory import RANK_BYTES, need_memory
-from gradlane.errors import LabError, UnsupportedError
+from gradlane.errors import InputError, LabError, UnsupportedError
 from gradlane.lifetime import Children
 
 TIMED_OUT = 124
@@ -30,6 +30,23 @@ def need_torch(command: str) -> None:
     """
     if importlib.util.find_spec("torch") is None:
         raise UnsupportedError(f"{command} needs torch, which is not installed; install it with: pip install 'gradlane[torch]'")
+
+
+def need_no_job(command: str) -> None:
+    """Refuse a command that starts ranks of its own where it is itself started as a rank.
+
+    Args:
+        command: its name, for the error.
+
+    Raises:
+        InputError: torchrun, srun or `gradlane lab` has started this process as one of several ranks.
+    """
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE", "1")
+    if rank is not None and world != "1":
+        raise InputError(
+            f"RANK, WORLD_SIZE: got {rank} of {world}, which torchrun or gradlane lab has set for a rank of its job, expected "
+            f"none: gradlane {command} starts ranks of its own"
+        )
 
 
 def torchrun_here(processes: int) -> list[str]:
