@@ -69,7 +69,8 @@ def _error_of_a_healthy_rank(job: Job, rank: Rank) -> list[str]:
     first = min(_done(job), key=_known_at(job))
     harm = next(harm for harm in _done(job) if harm.rank == named)
     found = []
-    if harm.kind == "leave" and isinstance(error, PeerError) and ("no more images" in said) != job.says_why:
+    why = f"PeerFailed: rank {named} failed: ByTheHarm: no more images"
+    if harm.kind == "leave" and isinstance(error, PeerError) and (said == why) != job.says_why:
         found.append(f"{who} is not told why rank {named} left, or told a reason that it has not: {said}")
     if harm.at is None or at < harm.at - 1e-9:
         found.append(f"{who} names rank {named} before anything was done to it: {said}")

@@ -75,6 +75,7 @@ class ControlProtocol(Generic[Connection]):
         self._long_waits = LongWaits(ranks, timeout_s)  # rank 0
         self._last_not_finite = -1  # rank 0: iteration
         self._closed = False
+        self._whys: dict[JobError, tuple[Cause, int, str]] = {}  # why ranks have left, here and in a frame
         self._actions: list[Action[Connection]] = []
 
     def _taken(self) -> list[Action[Connection]]:
@@ -227,6 +228,9 @@ class ControlProtocol(Generic[Connection]):
             # the others must hear what this rank has found out by itself before they see its end
             if self.failure is not None:
                 return
+            if error in self._whys:
+                self._send_failure(*self._whys[error])
+                return
             culprit = error.rank  # None for a server, of which its other clients hear from one another
         elif isinstance(error, NotFiniteError):
             culprit = error.rank
@@ -301,6 +305,7 @@ class ControlProtocol(Generic[Connection]):
             if payload:
                 cause, _, text = read_failure(payload)
                 why = cause.error(self._ranks[rank], text)
+                self._whys[why] = cause, rank, text
             self._tell("left", self._ranks[rank], why)
         elif frame is Frame.CHOICE and from_rank_0:
             self._tell("choice", *PAIR.unpack(payload))

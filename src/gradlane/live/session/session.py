@@ -335,13 +335,13 @@ class Session:
         """Make the updates that `step()` has deferred, for a script that catches `error` and saves what it has.
 
         All ranks have sent the gradients of these updates, so that their sums come soon. Other ranks may be about to end in
-        the same way; `Driver.close` tells them why this one leaves. If there is nothing to wait for, the job fails at once.
+        the same way; `Driver.close` tells them why this one leaves. Otherwise the job fails at once: inside a backward pass, of
+        an error of gradlane's, and where ranks may be blocked by sums that are queued on a device.
         """
         parts = self._parts
+        fails = isinstance(error, JobError) or self._iterations.in_backward or parts.backend.has_streams
         with contextlib.suppress(JobError):  # the job has failed elsewhere: that stands
-            if not self._iterations.in_backward and (
-                parts.backend.has_streams or self._driver.wait_briefly(round(LEFT_S * 1e9))
-            ):
+            if not fails and self._driver.wait_briefly(round(LEFT_S * 1e9)):
                 self._settle()
                 if parts.buffers is not None:
                     parts.buffers.close()
