@@ -265,7 +265,7 @@ def leaves_its_block(rank: int, world: int, backend: str, end: str, alone: bool)
 
     with slow_network() as slow, counting_deferred_updates() as deferred:
         slow.delay_s = 0.05
-        run, told = block(), ""
+        run = block()
         next(run)
         before = sum(deferred)
         if rank == 1 and not alone:
@@ -279,7 +279,7 @@ def leaves_its_block(rank: int, world: int, backend: str, end: str, alone: bool)
             run.throw(error)
         if not alone:
             store.set("left", "")
-        return sum(deferred) - before, differences(reference, bits_of(net, opt)), told
+        return sum(deferred) - before, differences(reference, bits_of(net, opt)), ""
 
 
 def _reads(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:

@@ -36,6 +36,7 @@ from gradlane.core.network import Network
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
+from gradlane.planning.advice import SAME
 from gradlane.planning.questions import Case, Outcome, Refusal, judge, judge_plan, search
 from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.memory import Replica
@@ -260,7 +261,7 @@ def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, i
         against = "which is ddp itself"
     if is_given:
         return f"{name}: {format_ns(best.iteration_ns)} an iteration, {against}"
-    if name != BASELINE and reports.saved_part(best, baseline) <= reports.LITTLE:
+    if name != BASELINE and reports.saved_part(best, baseline) <= SAME:
         return (
             "nothing to gain: no policy saves more than a percent of the time of ddp, which takes "
             f"{format_ns(baseline.iteration_ns)} an iteration; {name} is the fastest, {against}"

@@ -27,7 +27,6 @@ from gradlane.units import format_ns
 option = click.option("--report", type=OUT_FILE, help="Write a report: one HTML file, to be opened in a browser.")
 BASELINE = "ddp"
 CANNOT_PLAN = "cannot plan"
-LITTLE = 0.01  # of an iteration, up to which no policy counts as faster than another
 
 
 def write(path: Path, title: str, trials: Sequence[facts.TrialFacts]) -> None:

@@ -42,6 +42,7 @@ from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.planning import catalog
+from gradlane.planning.advice import SAME
 from gradlane.planning.questions import Case, Outcome, Refusal, knob_grid, needed_rates, sweep
 from gradlane.planning.questions.whatif import Needed
 from gradlane.planning.search.space import with_knobs
@@ -425,13 +426,13 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     reached = f"{plain[where].policy} reaches {plain[where].efficiency:.0%} of linear"
     if is_alone:
         return f"{at[0].upper()}{at[1:]} {reached}, no schedule more than {most:.0%}."
-    if gaps[where] <= reports.LITTLE:
+    if gaps[where] <= SAME:
         return f"No policy saves more than a percent of the time of {plain[where].policy}: {at} {reached}."
     ahead = f"{best[where].policy} {best[where].efficiency:.0%}, no schedule more than {most:.0%}"
     text = f"{at[0].upper()}{at[1:]} {reached}, {ahead}"
     values = list(found)
     enough = len(values)
-    while enough and gaps[values[enough - 1]] <= reports.LITTLE:
+    while enough and gaps[values[enough - 1]] <= SAME:
         enough -= 1
     if enough == len(values):
         return f"{text}."

@@ -1,4 +1,4 @@
-"""Plans of a policy in another interpreter, in which strings hash otherwise and every module is new.
+"""Makes plans of a policy in another interpreter, which has another seed for the hashes of strings.
 
 `check_policy` runs this file as a program. Its standard input is a pickled `Request`, its output the plans' fingerprints.
 """

@@ -113,9 +113,9 @@ def check_plans(policy: Policy, examples: int = 50) -> None:
 
 
 def check_processes(policy: Policy, examples: int = 1) -> None:
-    """Raise `AssertionError` unless another interpreter, in which strings hash otherwise, makes the same plans.
+    """Raise `AssertionError` unless another interpreter makes the same plans. It has another seed for the hashes of strings.
 
-    Left out for a class that another interpreter cannot import, as one inside a function.
+    A class that it cannot import, as one inside a function, is not checked.
     """
     cases = [(profile, _GIGABIT) for profile in (_EIGHT_LAYERS, _MANY_LAYERS)]
     with _promise(policy, "another process makes the same plan"):

@@ -310,9 +310,8 @@ def _set_by_a_hook(job: Job, gradient_of: Callable[[nn.Parameter], torch.Tensor 
     def hook(*_: object) -> None:
         last.grad = gradient_of(last)
 
-    for step in range(STEPS):
-        if step == 0:
-            job.model.layers[1].register_full_backward_hook(hook)
+    job.model.layers[1].register_full_backward_hook(hook)
+    for _ in range(STEPS):
         job.step()
 
 

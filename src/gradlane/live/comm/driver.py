@@ -425,7 +425,7 @@ class Driver:
         """Close the control channel, then the backend.
 
         Args:
-            because_of: the exception that made this rank leave, of which ranks that still need it hear; None at the end.
+            because_of: the exception that made this rank leave; None at the end. The channel tells the other ranks.
         """
         self._is_closed = True
         if self._staging is not None:

@@ -285,7 +285,7 @@ class Passes:
         """
         for tracked in self._tracked:
             hooks: Any = tracked.param._post_accumulate_grad_hooks
-            if len(hooks) > 1 and next(reversed(hooks)) != tracked.hook and tracked.hook in hooks:
+            if tracked.has_later_hooks and tracked.hook in hooks:
                 hooks[tracked.hook] = hooks.pop(tracked.hook)
 
     @property

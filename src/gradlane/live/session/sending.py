@@ -16,12 +16,6 @@ from gradlane.live.session.tracked import Tracked, all_go_on
 _AFTER_GRADIENT = FOLLOWS[Event.GRADIENT]
 
 
-def _has_later_hooks(tracked: Tracked) -> bool:
-    """Whether a hook of the script's comes after the session's, and may change the gradient."""
-    hooks = tracked.param._post_accumulate_grad_hooks
-    return len(hooks) > 1 and next(reversed(hooks)) != tracked.hook
-
-
 class Sending:
     """Sends the gradients of one session. Used on the training thread.
 
@@ -48,7 +42,7 @@ class Sending:
 
     def complete(self, tracked: Tracked) -> None:
         """The gradient of a parameter is complete: send it, or let it wait for its neighbours."""
-        if len(tracked.param._post_accumulate_grad_hooks) > 1 and _has_later_hooks(tracked):
+        if tracked.has_later_hooks:
             self._parts.tell(
                 "late hooks",
                 f"a hook on {tracked.name}, registered during the backward pass, may change its gradient: such gradients are "
@@ -74,7 +68,7 @@ class Sending:
 
         As under DDP, nothing that changes `.grad` later changes the sum, but a gradient that comes once more.
         """
-        if not _has_later_hooks(tracked):
+        if not tracked.has_later_hooks:
             self._fill(tracked, tracked.param.grad)
 
     def _fill(self, tracked: Tracked, gradient: torch.Tensor | None) -> None:
@@ -111,8 +105,9 @@ class Sending:
             self._parts.measuring.ready(several)
 
     def _has_waited(self, tracked: Tracked, gradient: torch.Tensor, is_new: bool) -> None:
-        """Hooks may have replaced a gradient since it was complete, which changes no sum under DDP; nor does a change in place,
-        but the gradient is lost then.
+        """Send the gradient as it was when it was complete, whatever hooks have put into `.grad` since, as DDP does.
+
+        A hook that has changed it in place has overwritten it, and the job ends.
         """
         tracked.waiting = None
         if is_new and gradient._version:

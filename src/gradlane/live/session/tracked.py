@@ -70,6 +70,12 @@ class Tracked:
         self.hook = -1
         self.waiting: tuple[torch.Tensor, bool] | None = None
 
+    @property
+    def has_later_hooks(self) -> bool:
+        """Whether a hook of the script's comes after the session's, and may change the gradient."""
+        hooks: Any = self.param._post_accumulate_grad_hooks
+        return len(hooks) > 1 and next(reversed(hooks)) != self.hook
+
     def happens(self, event: Event) -> None:
         """Go on to the phase that follows `event`.
 
