@@ -15,7 +15,6 @@
 #include "bind/wait.h"
 #include "digest/crc32c.h"
 #include "node/node.h"
-#include "reduce/reduce.h"
 #include "wire/frame.h"
 
 namespace nb = nanobind;
@@ -267,5 +266,4 @@ NB_MODULE(_native, module) {
     module.def("encode_header", &EncodedHeader, nb::arg("type"), nb::arg("flags"), nb::arg("tensor"), nb::arg("offset"),
                nb::arg("length"), nb::arg("iteration"), nb::arg("priority"), nb::arg("sender"), nb::arg("payload_crc"));
     module.def("crc32c", [](nb::bytes data) { return Crc32c(data.data(), data.size()); });
-    module.def("isa", [] { return std::string(ReduceIsa()); });
 }

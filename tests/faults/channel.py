@@ -117,11 +117,8 @@ class SimulatedChannel:
 
     # -- what the session says, as `ControlChannel` has it -------------------------------------------
 
-    def choose(self, iteration: int, message: int) -> None:
-        self._do(self.protocol.say(Frame.CHOICE, iteration, message))
-
-    def decide(self, iteration: int, what: int) -> None:
-        self._do(self.protocol.say(Frame.DECISION, iteration, what))
+    def say(self, frame: Frame, when: int, what: int) -> None:
+        self._do(self.protocol.say(frame, when, what))
 
     def issued(self, iteration: int, rolling_hash: int) -> None:
         self._do(self.protocol.issued(iteration, rolling_hash))

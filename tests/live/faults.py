@@ -365,7 +365,7 @@ def junk_on_the_control_port(rank: int, world: int) -> tuple[list[str], dict[str
 
         for step in range(8):
             if rank == 1 and step == 3:
-                address = session._driver.coordination.channel._protocol.connection_of(0).socket.getpeername()
+                address = session._driver.coordination.channel._protocol._by_rank[0].socket.getpeername()
                 for _ in range(200):
                     knock(b"")
                 doors = {

@@ -138,7 +138,7 @@ def sent(rank: int, world: int, policy: Policy) -> tuple[Plan, list[Any]]:
         for _ in range(3):
             _step(model, optimizer, model.batch(generator))
         model.state_dict()  # which waits for the last values
-        return session.plan, [span for span in session._values.spans() if span[0] == "send"]
+        return session.plan, [span for span in session._values._engine.spans(last=True) if span[0] == "send"]
 
 
 def resumed(rank: int, world: int, with_adam: bool, **options: Any) -> list[str]:
@@ -263,6 +263,14 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         set_launched(LaunchOptions(verify=True))
     elif how == "launched check of gradients":
         set_launched(LaunchOptions(check_finite=True))
+    elif how == "launched timeline":
+        set_launched(LaunchOptions(timeline="folder", profile="folder"))
+    elif how == "launched weight":
+        set_launched(LaunchOptions(weight=2))
+    elif how == "launched tune":
+        set_launched(LaunchOptions(policy="bytescheduler", tune=True))
+    elif how == "launched progress":
+        set_launched(LaunchOptions(progress=5.0))
     elif how == "launched wire dtype":
         set_launched(LaunchOptions(wire_dtype="bf16"))
     try:

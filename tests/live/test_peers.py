@@ -20,7 +20,7 @@ from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.control_frames import BEAT, HASH, VERSION, Frame, header
 from gradlane.live.comm.failures import Failures
 from gradlane.live.comm.roll_call import RollCall
-from tests.processes import AT_ONCE_S
+from tests.processes import AT_ONCE_S, no_descriptor_free
 
 STALL_TIMEOUT_S = 1.0
 TOKEN_DIGITS = 32
@@ -54,7 +54,7 @@ def called(pool: ThreadPoolExecutor, store: Any, peers: str, on_failure: Any = n
 
 def end(channel: ControlChannel, rank: int) -> None:
     """End the connection with `rank`, as the kernel does when the process ends."""
-    channel._drop(channel._protocol.connection_of(rank))
+    channel._drop(channel._protocol._by_rank[rank])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_exception_in_a_callback_fails_the_job_on_all_ranks(kind):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(peers, rank=0, on_failure=lambda error: heard.put((0, error)))
         other = peers(rank=1, on_failure=lambda error: heard.put((1, error)), on_decision=decided)
-        first.result(AT_ONCE_S).decide(3, 1)
+        first.result(AT_ONCE_S).say(Frame.DECISION, 3, 1)
         failures = dict(heard.get(timeout=AT_ONCE_S) for _ in range(2))
         other.close()
         first.result().close()
@@ -161,7 +161,7 @@ def test_a_rank_that_was_silent_hears_that_it_was():
         first = pool.submit(peers, rank=0)
         other = peers(rank=1, on_failure=heard.put)
         first.result(AT_ONCE_S)
-        other._heartbeat.remove(other._protocol.connection_of(0).socket.fileno())  # as if it were stopped
+        other._heartbeat.remove(other._protocol._by_rank[0].socket.fileno())  # as if it were stopped
         silent = heard.get(timeout=AT_ONCE_S)
         other.close()
         first.result().close()
@@ -327,3 +327,17 @@ def test_what_torch_refuses_to_begin_raises_why_the_job_has_failed(told, expecte
         failures.fail(told)
     with pytest.raises(expected, match=says), failures.explained("the sums of verification"):
         raise dist.DistBackendError("the communicator was aborted")
+
+
+def test_who_calls_while_no_descriptor_is_free_is_hung_up_on():
+    channel = channels(dist.HashStore(), 1)(rank=0)
+    (listener,) = channel._listeners.values()
+    with contextlib.closing(channel), socket.socket() as caller, socket.socket() as later:
+        for each in (caller, later):
+            each.settimeout(AT_ONCE_S)
+        with no_descriptor_free():
+            caller.connect(listener.getsockname())
+            assert caller.recv(1) == b""
+        later.connect(listener.getsockname())
+        later.sendall(b"x" * 64)  # no frame: heard, and hung up on
+        assert later.recv(1) == b""

@@ -111,7 +111,7 @@ def test_waiting_is_no_work():
 
 def test_the_line_has_the_rank_and_what_it_costs():
     assert str(Straggler(2, 45_020, 20_100, 20)).startswith(
-        "rank 2 slows the job: over the last 20 steps it was busy for 45.0 ms a step and the other ranks for 20.1 ms "
+        "rank 2 slows the job, for 20 steps now: in the last 5 it was busy for 45.0 ms a step and the other ranks for 20.1 ms "
         "(medians), so that they wait for it for up to 24.9 ms a step;"
     )
 
@@ -121,7 +121,7 @@ def test_the_line_has_the_rank_and_what_it_costs():
 def test_a_job_names_its_slow_rank_on_rank_0_and_nobody_if_all_are_slow(four_ranks, backend):
     job = "tests.live.faults:a_slow_rank"
     (line,), *silent = four_ranks.run(job, backend=backend, slow={2: 0.25}, steps=12)
-    assert line.startswith("gradlane: rank 2 slows the job: over the last 10 steps it was busy for 2")
+    assert line.startswith("gradlane: rank 2 slows the job, for 10 steps now: in the last 5 it was busy for 2")
     assert silent == [[]] * 3
     alike = dict.fromkeys(range(4), 0.25)
     assert four_ranks.run(job, backend=backend, slow=alike, steps=12) == [[]] * 4

@@ -16,6 +16,7 @@ from gradlane.plugin import meeting as store_module
 from gradlane.plugin.meeting import Meeting, _Connection, _serve
 from gradlane.transport.strangers import MAX_STRANGERS
 from tests.ports import free_port
+from tests.processes import AT_ONCE_S, no_descriptor_free
 
 SECRET = "known to the ranks"
 
@@ -184,3 +185,13 @@ def test_a_wait_for_a_value_ends_whatever_time_is_asked_for(rank_0: Meeting) -> 
     one.ask("set", "0/key", "value")
     assert one.ask("get", "0/key", 1e300) == "value"
     one.close()
+
+
+def test_who_calls_while_no_descriptor_is_free_is_hung_up_on(rank_0):
+    with socket.socket() as caller:
+        caller.settimeout(AT_ONCE_S)
+        with no_descriptor_free():
+            caller.connect((rank_0.host, rank_0.port))
+            assert caller.recv(1) == b""
+    with Stranger(rank_0.port):  # and one who calls later is heard
+        pass

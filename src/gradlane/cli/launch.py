@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -126,12 +126,11 @@ def help_text() -> str:
     return f"{parser.format_help()}\n{_MORE}"
 
 
-def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+def launch(arguments: Sequence[str]) -> int:
     """Do what `gradlane launch ARGUMENTS` does.
 
     Args:
         arguments: the command line after `launch`.
-        environment: further variables for the ranks.
 
     Returns:
         The exit code.
@@ -165,20 +164,20 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         make_folder("--timeline", Path(given.timeline))
     run = _launch_and_report if given.report is not None else _start
     if not (options.of_sessions() or given.report is not None) or _becomes_rank(given):
-        return run(given, options, environment, torchrun.run)
+        return run(given, options, torchrun.run)
     with scratch_folder() as attached:
-        exit_code = run(given, msgspec.structs.replace(options, attached=attached), environment, torchrun.run)
+        exit_code = run(given, msgspec.structs.replace(options, attached=attached), torchrun.run)
         if exit_code or any(Path(attached).iterdir()) or not options.of_sessions():
             return exit_code
     click.echo(f"gradlane: {options.without_effect()}", err=True)
     return int(options.verify)  # who asks for a check is not told that all is well
 
 
-def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, environment: Any, run: Any) -> int:
+def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, run: Any) -> int:
     """Launch, and write the report of what the ranks of this node left."""
     with scratch_folder() as scratch:
         folder = options.timeline or scratch
-        exit_code = _start(given, msgspec.structs.replace(options, timeline=folder, profile=folder), environment, run)
+        exit_code = _start(given, msgspec.structs.replace(options, timeline=folder, profile=folder), run)
         if not left_something(Path(folder)):
             click.echo(
                 "gradlane: no report was written: no rank of this node attached gradlane and ended its session", err=True
@@ -189,14 +188,13 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, enviro
     return exit_code
 
 
-def _start(given: argparse.Namespace, options: LaunchOptions, environment: Mapping[str, str] | None, run: Any) -> int:
+def _start(given: argparse.Namespace, options: LaunchOptions, run: Any) -> int:
     """Start the ranks and wait for them; where this process is to be a rank itself, become it."""
     from gradlane.live.backends.addresses import INTERFACE_VARIABLE
 
     os.environ[LAUNCH_VARIABLE] = options.to_text()
     if given.interface is not None:
         os.environ[INTERFACE_VARIABLE] = given.interface
-    os.environ.update(environment or {})
     given.training_script_args = [given.training_script, *given.training_script_args]
     given.module, given.training_script = True, "gradlane.live.startup.boot"
     if _becomes_rank(given):

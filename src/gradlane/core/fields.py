@@ -31,9 +31,13 @@ def need(condition: bool, field: str, got: object, expected: str) -> None:
         raise InputError(f"{field}: got {got!r:.80}, expected {expected}")
 
 
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or a float. A bool is an int to Python and a mistake to everybody else."""
+    return isinstance(value, (int, float)) and type(value) is not bool
+
+
 def need_int(field: str, value: int, low: int, high: int) -> None:
     """Raise `InputError` unless `value` is an integer in [low, high]."""
-    # bool is an int to Python and a mistake to everybody else
     if type(value) is not int or not low <= value <= high:
         raise InputError(f"{field}: got {value!r:.80}, expected an integer from {low} to {high}")
 

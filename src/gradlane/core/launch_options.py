@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gradlane.core.backends import Algorithm, BackendName, SummationOrder
-from gradlane.core.fields import need
+from gradlane.core.fields import is_number, need
 from gradlane.errors import InputError
 
 LAUNCH_VARIABLE = "GRADLANE_OPTIONS"
@@ -33,7 +33,7 @@ def need_stall_timeout(name: str, seconds: float) -> None:
 
     Ranks speak every 0.5 s, and one beat may be late.
     """
-    need(1 <= seconds <= 86_400, name, seconds, "seconds, from 1 to 86400")
+    need(is_number(seconds) and 1 <= seconds <= 86_400, name, seconds, "seconds, from 1 to 86400")
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -31,12 +31,13 @@ from typing import Any, Literal
 import msgspec
 
 from gradlane.errors import CommunicationError, InputError, MismatchError
-from gradlane.transport.strangers import origin_of, who_makes_room
+from gradlane.transport.strangers import Reserve, is_out_of_descriptors, origin_of, who_makes_room
 
 SECRET_VARIABLE = "GRADLANE_MEETING_SECRET"
 _LINE_BYTES = 64 << 10
 _STORED_BYTES = 4 << 20  # of one rank: some hundred bytes a meeting
 _STRANGER_S = 60.0  # in which a stranger has to enter
+_PAUSE_S = 0.1  # between two looks at a caller that cannot be taken off the queue
 _MOST_S = 86_400.0  # that a rank may ask to wait for a value
 _VARIABLES = "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
@@ -213,6 +214,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, meeting: Meeting) -> None:
         self.meeting = meeting
+        self._reserve = Reserve()
         self.values: dict[str, str] = {}
         self.entered: dict[int, str] = {}  # by rank: from where
         self.strangers: dict[_Answers, Hashable] = {}  # the oldest first; with their origins
@@ -220,6 +222,19 @@ class _Server(socketserver.ThreadingTCPServer):
         address = _listening_address(meeting)
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         super().__init__((address, meeting.port), _Answers)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next connection. Where no descriptor is free, its caller is hung up on."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if is_out_of_descriptors(error) and not self._reserve.hang_up(self.socket):
+                time.sleep(_PAUSE_S)
+            raise
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._reserve.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing: a connection that breaks is of no interest here, and other errors end it."""

@@ -82,7 +82,6 @@ class NodeEngine:
         self._owner, self._node = node, node.native
         self.ready = self._node.ready  # bound once: called for every few gradients
         self._keeps_log = keeps_log
-        self._messages_of = plan.messages_by_tensor
         self._engine = self._node.carry_out(
             native_schedule(plan),
             plan.tensors_by_message,
@@ -120,10 +119,6 @@ class NodeEngine:
     def all_arrived(self) -> bool:
         """Whether every message of this iteration has arrived."""
         return self._engine.all_arrived()
-
-    def messages_of(self, tensor: int) -> list[int]:
-        """The messages in which `tensor` travels."""
-        return self._messages_of[tensor]
 
     @property
     def communicated_ns(self) -> int:

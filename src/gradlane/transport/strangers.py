@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
+import socket
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
@@ -22,6 +25,41 @@ def origin_of(address: str) -> Hashable:
     if isinstance(ip, ipaddress.IPv4Address):
         return ip
     return ip.ipv4_mapped or int(ip) >> 64
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    """Whether `error` says that the process, or the host, can open nothing more."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+class Reserve:
+    """One descriptor that is kept back: with it a caller can be hung up on when no other is free.
+
+    Otherwise a selector tells of that caller again and again, and its thread turns without a pause.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = os.open(os.devnull, os.O_RDONLY)
+
+    def hang_up(self, listener: socket.socket) -> bool:
+        """Take one caller off the queue of `listener`, which has one, and hang up.
+
+        Returns:
+            Whether that was possible. It is not while somebody else has taken the descriptor too.
+        """
+        self.close()
+        try:
+            listener.accept()[0].close()
+            self._descriptor = os.open(os.devnull, os.O_RDONLY)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def who_makes_room(origins: Sequence[Hashable], newcomer: Hashable, places: int = MAX_STRANGERS) -> int | None:

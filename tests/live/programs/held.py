@@ -128,7 +128,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
             super().begin(iteration)
 
         def has_arrived(self, tensor: int) -> bool:
-            is_held = tensor not in self._waited_for and any(map(holds, self.messages_of(tensor)))
+            is_held = tensor not in self._waited_for and any(map(holds, self.plan.messages_by_tensor[tensor]))
             return not is_held and super().has_arrived(tensor)
 
         @property

@@ -269,11 +269,6 @@ class ParameterServerBackend:
         return ("memory",) if self._node.options.is_local else ("memory", "network")
 
     @property
-    def hosts(self) -> tuple[int, ...]:
-        """By rank a number that is equal for those of one host."""
-        return self._node.options.hosts
-
-    @property
     def control_group(self) -> Any:
         """A process group of torch.distributed, used only between iterations."""
         return self._control

@@ -42,7 +42,7 @@ from gradlane.live.comm.roll_call import RollCall
 from gradlane.live.comm.stragglers import Slowest
 from gradlane.transport import Heartbeat
 from gradlane.transport.formation import is_loopback
-from gradlane.transport.strangers import MAX_STRANGERS, origin_of
+from gradlane.transport.strangers import MAX_STRANGERS, Reserve, is_out_of_descriptors, origin_of
 
 log = logging.getLogger("gradlane")
 
@@ -132,6 +132,7 @@ class ControlChannel:
         }
         self._selector = selectors.DefaultSelector()
         self._listeners: dict[str, socket.socket] = {}  # rank 0: by address
+        self._reserve = Reserve()
         self._wake_read, self._wake_write = os.pipe()
         self._closing = False
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -267,22 +268,15 @@ class ControlChannel:
 
     # -- what the session says ---------------------------------------------------------------------
 
-    def choose(self, iteration: int, message: int) -> None:
-        """Tell the others that `message` is next in `iteration` (rank 0 only)."""
-        self._do(lambda: self._protocol.say(Frame.CHOICE, iteration, message))
-
-    def decide(self, iteration: int, what: int) -> None:
-        """Tell the others that `what` is decided for `iteration` (rank 0 only)."""
-        self._do(lambda: self._protocol.say(Frame.DECISION, iteration, what))
-
-    def buffers(self, forward: int, word: int) -> None:
-        """Tell the others whether buffers come in addition (rank 0 only).
+    def say(self, frame: Frame, when: int, what: int) -> None:
+        """Tell the others what rank 0 has decided (rank 0 only).
 
         Args:
-            forward: number of forward passes that have ended.
-            word: a `Word` of `session/module_buffers.py`.
+            frame: CHOICE, DECISION or BUFFERS.
+            when, what: its payload: an iteration, and the message that is next in it or what is decided for it; or a number of
+                forward passes, and a `Word` of `session/module_buffers.py`.
         """
-        self._do(lambda: self._protocol.say(Frame.BUFFERS, forward, word))
+        self._do(lambda: self._protocol.say(frame, when, what))
 
     def issued(self, iteration: int, rolling_hash: int) -> None:
         """Report that this rank has issued all messages of `iteration`, in an order with this hash.
@@ -411,8 +405,11 @@ class ControlChannel:
         try:
             accepted, address = listener.accept()
             connection = _Connection(accepted)
-        except OSError:  # it is gone again, or no descriptor is free: make room for ranks
-            self._do(self._protocol.drop_strangers)
+        except OSError as error:  # the caller is gone again, or no descriptor is free
+            if is_out_of_descriptors(error):
+                self._do(self._protocol.drop_strangers)  # make room for ranks, which call again
+                if not self._reserve.hang_up(listener):
+                    time.sleep(_LOOKS_S[-1])
             return
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._do(lambda: self._protocol.accept(connection, origin_of(str(address[0]))))
@@ -436,6 +433,7 @@ class ControlChannel:
         self._heartbeat.close()
         self._close_sockets()
         self._selector.close()
+        self._reserve.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 

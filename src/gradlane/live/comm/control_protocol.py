@@ -40,6 +40,7 @@ from gradlane.transport.strangers import who_makes_room
 
 BEAT_S = 0.5
 SILENT_S = 2.5  # after which one line says that a rank is silent, or that its interpreter does not run: five beats
+_SAID_BY_RANK_0: dict[Frame, Subject] = {Frame.CHOICE: "choice", Frame.DECISION: "decision", Frame.BUFFERS: "buffers"}
 LAST_WORDS_S = 5.0  # how long rank 0, which fails while it waits, waits for ranks that it has called, to tell them why
 
 
@@ -143,10 +144,6 @@ class ControlProtocol(Generic[Connection]):
             text += f"; ranks {gone} had called it before and waited for rank {self._ranks[0]} in vain, which came too late"
         self._find(Cause.MISMATCH, 0, text)
         return self._taken()
-
-    def connection_of(self, rank: int) -> Connection | None:
-        """The connection with `rank`; None if there is none, or none any more."""
-        return self._by_rank.get(rank)
 
     @property
     def connections(self) -> list[Connection]:
@@ -267,7 +264,7 @@ class ControlProtocol(Generic[Connection]):
                 if link.rank is None:
                     self._greet(connection, frame, rank, payload)
                 else:
-                    self._handle(connection, link, frame, rank, payload)
+                    self._handle(link, frame, rank, payload)
         except (ValueError, struct.error):
             self._end(connection)
         return self._taken()
@@ -282,13 +279,12 @@ class ControlProtocol(Generic[Connection]):
         if link is not None and link.rank is not None and not link.said_bye and not self._closed:
             self._find(Cause.DIED, link.rank, "its process ended, or its host closed the connection")
 
-    def _handle(self, connection: Connection, link: Link, frame: Frame, rank: int, payload: bytes) -> None:
+    def _handle(self, link: Link, frame: Frame, rank: int, payload: bytes) -> None:
         assert link.rank is not None
         if rank >= self._world:
             raise ValueError("a rank that this job does not have")
-        from_rank_0 = link.rank == 0
         if frame is Frame.BEAT:
-            self._look_for_slowness(link, link.rank, BEAT.unpack(payload)[0] / 1000)
+            self._look_for_slowness(link, BEAT.unpack(payload)[0] / 1000)
         elif frame is Frame.FAIL:
             cause, culprit, text = read_failure(payload)
             if culprit >= self._world:
@@ -307,12 +303,8 @@ class ControlProtocol(Generic[Connection]):
                 why = cause.error(self._ranks[rank], text)
                 self._whys[why] = cause, rank, text
             self._tell("left", self._ranks[rank], why)
-        elif frame is Frame.CHOICE and from_rank_0:
-            self._tell("choice", *PAIR.unpack(payload))
-        elif frame is Frame.DECISION and from_rank_0:
-            self._tell("decision", *PAIR.unpack(payload))
-        elif frame is Frame.BUFFERS and from_rank_0:
-            self._tell("buffers", *PAIR.unpack(payload))
+        elif frame in _SAID_BY_RANK_0 and link.rank == 0:
+            self._tell(_SAID_BY_RANK_0[frame], *PAIR.unpack(payload))
         elif frame is Frame.ISSUED and self._rank == 0:
             iteration, rolling_hash = HASH.unpack(payload)
             self._compare(iteration, link.rank, rolling_hash)
@@ -362,23 +354,24 @@ class ControlProtocol(Generic[Connection]):
                     f"has said nothing for {silent_s:.0f} s and its connection is open (stopped, or cut off?): waiting for it, "
                     f"for up to {self._stall_timeout_s:g} s (stall_timeout=)"
                 )
-                self._warn_once(link, rank, "silence", text)
+                self._warn_once(link, "silence", text)
 
     # -- what follows ------------------------------------------------------------------------------
 
-    def _look_for_slowness(self, link: Link, rank: int, not_run_s: float) -> None:
+    def _look_for_slowness(self, link: Link, not_run_s: float) -> None:
         if not_run_s > min(SILENT_S, self._stall_timeout_s):
             text = (
                 f"is alive, but its interpreter has not run for {not_run_s:.0f} s (a long call that keeps Python's lock?): "
                 f"waiting for it, for up to {self._timeout_s:.0f} s (timeout=)"
             )
-            self._warn_once(link, rank, "slowness", text)
+            self._warn_once(link, "slowness", text)
 
-    def _warn_once(self, link: Link, rank: int, of: str, text: str) -> None:
-        """Warn of `rank`, unless that was done. One rank does so: rank 0, or rank 1 about rank 0."""
+    def _warn_once(self, link: Link, of: str, text: str) -> None:
+        """Warn of the rank behind `link`, unless that was done. One rank does so: rank 0, or rank 1 about rank 0."""
+        assert link.rank is not None
         if self._rank <= 1 and of not in link.warned_of:
             link.warned_of.add(of)
-            self._actions.append(Warn(f"rank {self._ranks[rank]} {text}"))
+            self._actions.append(Warn(f"rank {self._ranks[link.rank]} {text}"))
 
     @property
     def slowest(self) -> Slowest | None:

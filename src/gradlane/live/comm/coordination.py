@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gradlane.errors import JobError, PeerFailed
+from gradlane.live.comm.control_frames import Frame
 
 if TYPE_CHECKING:  # so that what is decided here can be simulated without torch
     from gradlane.live.comm.control_channel import ControlChannel
@@ -91,7 +92,7 @@ class Coordination:
 
     def choose(self, message: int) -> None:
         """Tell the other ranks that `message` is next (rank 0 only)."""
-        self.channel.choose(self._iteration, message)
+        self.channel.say(Frame.CHOICE, self._iteration, message)
 
     def issued(self, rolling_hash: int) -> None:
         """Report that all messages of this iteration were started, in an order with this hash.
@@ -115,7 +116,7 @@ class Coordination:
             JobError: the job has failed, or the decision did not arrive in time.
         """
         if decided is not None:
-            self.channel.decide(iteration, decided)
+            self.channel.say(Frame.DECISION, iteration, decided)
             return decided
         self.failures.wait_until(lambda: iteration in self._decisions, "rank 0's decision on the next iteration")
         return self._decisions.pop(iteration)
@@ -142,7 +143,7 @@ class Coordination:
             forward: number of forward passes that have ended.
             word: a `Word` of `session/module_buffers.py`.
         """
-        self.channel.buffers(forward, word)
+        self.channel.say(Frame.BUFFERS, forward, word)
 
     def _choice_told(self, iteration: int, message: int) -> None:
         # an error is noted in `failures`; this thread has no caller that could handle it

@@ -66,8 +66,8 @@ class Straggler:
     Args:
         rank: which.
         busy_us, others_us: microseconds of one step for which it and the other ranks are busy, medians
-            over `steps`.
-        steps: the last ones, over which it was found.
+            of the last `WINDOW` steps.
+        steps: for how many it has been slower.
     """
 
     rank: int
@@ -77,10 +77,10 @@ class Straggler:
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} slows the job: over the last {self.steps} steps it was busy for {self.busy_us / 1000:.1f} ms a "
-            f"step and the other ranks for {self.others_us / 1000:.1f} ms (medians), so that they wait for it for up to "
-            f"{(self.busy_us - self.others_us) / 1000:.1f} ms a step; is its processor slower or shared, or does it load data "
-            "or write files that others do not?"
+            f"rank {self.rank} slows the job, for {self.steps} steps now: in the last {WINDOW} it was busy for "
+            f"{self.busy_us / 1000:.1f} ms a step and the other ranks for {self.others_us / 1000:.1f} ms (medians), so that "
+            f"they wait for it for up to {(self.busy_us - self.others_us) / 1000:.1f} ms a step; is its processor slower or "
+            "shared, or does it load data or write files that others do not?"
         )
 
 

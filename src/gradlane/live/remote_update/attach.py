@@ -245,22 +245,29 @@ def _keywords(
     return {**carrier, "timeout": timeout, "stall_timeout": stall_timeout}
 
 
+_PLANNED_FROM_SIZES = "policies plan from sizes alone, once"
+_NOTHING_RECORDED = "nothing is recorded"
+_NO_SUMS = "ranks see no sums"
+_REFUSED = {
+    "plan": _PLANNED_FROM_SIZES, "network": _PLANNED_FROM_SIZES, "tune": _PLANNED_FROM_SIZES, "knobs": _PLANNED_FROM_SIZES,
+    "timeline": _NOTHING_RECORDED, "profile": _NOTHING_RECORDED, "progress": _NOTHING_RECORDED,
+    "verify": _NO_SUMS, "check_finite": _NO_SUMS,
+    "weight": "each rank has one connection to a server",
+}  # fmt: skip
+"""Options of the launcher that have no effect on servers that update parameters, and why not."""
+_OPTIONS = {"timeline": "--timeline or --report", "profile": "`gradlane profile`"}
+"""What a user has typed, where it is not the option's name."""
+
+
 def _accepted(launched: LaunchOptions) -> LaunchOptions:
     """`launched`, if every option in it can be honoured here. Raises `InputError` for one that
     cannot.
     """
-    for name in ("plan", "network", "timeline", "profile"):
-        if getattr(launched, name) is not None:
+    for name, why in _REFUSED.items():
+        if getattr(launched, name) not in (None, False):
+            option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
             raise InputError(
-                f"the launcher gave a {name}, and this script updates on its servers, where policies plan from sizes alone "
-                f"and nothing is recorded; launch it without --{name}"
-            )
-    for name in ("verify", "check_finite"):
-        if getattr(launched, name):
-            option = name.replace("_", "-")
-            raise InputError(
-                f"the launcher gave --{option}, and this script updates on its servers, where ranks see no sums: launch it "
-                f"without --{option}"
+                f"the launcher gave {option}, and this script updates on its servers, where {why}: launch it without {option}"
             )
     need(launched.wire_dtype is None, "wire_dtype", launched.wire_dtype, "none: servers that update parameters take float32")
     need(launched.backend in (None, "server"), "backend", launched.backend, "'server', since the update is on the servers")

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 
 from gradlane.core.plan import Plan
-from gradlane.core.timeline import Kind
 from gradlane.errors import JobError
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.transport import MessageMemory, Node, NodeEngine, Part, Rule
@@ -181,10 +180,6 @@ class Values:
         """Wait until the new parameters of this iteration are in slot `tensor`."""
         if not self.has_arrived(tensor):
             self._engine.wait_or_fail(self._last - tensor, self._timeout_s, "new parameters did not come")
-
-    def spans(self) -> list[tuple[Kind, int, int, int, int]]:
-        """What was sent and came when in the last iteration, as `NodeEngine.spans`."""
-        return self._engine.spans(last=True)
 
     def failure(self) -> JobError | None:
         """The error that ended the job, on this rank or another; None while it runs."""

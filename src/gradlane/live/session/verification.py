@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from gradlane.core.fields import need
+from gradlane.core.fields import need_int
 from gradlane.errors import VerificationError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
 from gradlane.live.session import guards
@@ -39,6 +39,7 @@ _ROUNDING = 1e-5  # error that is allowed beyond two ranks, as part of a sum's l
 
 
 _VOUCHED_ITERATIONS = 3
+_MOST = 1_000_000_000  # iterations
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class VerifyOptions:
     every: int = 100
 
     def __post_init__(self) -> None:
-        need(self.first >= 0, "first", self.first, "iterations, 0 or more")
-        need(self.every >= 0, "every", self.every, "iterations, 0 or more")
+        need_int("first", self.first, 0, _MOST)
+        need_int("every", self.every, 0, _MOST)
 
     def includes(self, iteration: int) -> bool:
         """Whether `iteration` is verified."""

@@ -20,7 +20,7 @@ from msgspec import UNSET
 from gradlane import policies
 from gradlane.core import files
 from gradlane.core.backends import ALGORITHMS, BACKENDS, Algorithm, BackendName, SummationOrder, why_not
-from gradlane.core.fields import need, need_int
+from gradlane.core.fields import is_number, need, need_int
 from gradlane.core.launch_options import LAUNCH_VARIABLE, STALL_TIMEOUT_S, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -63,11 +63,21 @@ class AttachKeywords(TypedDict, total=False):
     keep_log: bool
 
 
+MOST_TIMEOUT_S = 31_536_000
+"""A year, in seconds: the most that a script may wait for another rank."""
+
+
 def _need_kind(field: str, value: object, kind: type) -> None:
     """Raise `InputError` unless `value` is of `kind` or None."""
     name = f"gradlane.{kind.__name__}"
     is_one = value is None or isinstance(value, kind)
     need(is_one, field, value, f"a {name} (gradlane.core.files.read(path, {name}) reads one from a file)")
+
+
+def _need_one_of(field: str, value: object, *expected: object) -> None:
+    """Raise `InputError` unless `value` is one of `expected`, which 0 and 1 are not for False and True."""
+    found = any(value is each or (isinstance(each, str) and value == each) for each in expected)
+    need(found, field, value, f"{', '.join(map(repr, expected[:-1]))} or {expected[-1]!r}")
 
 
 class CarrierOptions(msgspec.Struct, frozen=True):
@@ -118,8 +128,8 @@ class MeasuringOptions(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _need_kind("network", self.network, Network)
         _need_kind("profile", self.profile, Profile)
-        given = self.profile_iterations
-        need(given is None or given >= 1, "profile_iterations", given, "1 or more")
+        if self.profile_iterations is not None:
+            need_int("profile_iterations", self.profile_iterations, 1, 1_000_000)
 
 
 class AdaptingOptions(msgspec.Struct, frozen=True):
@@ -129,6 +139,10 @@ class AdaptingOptions(msgspec.Struct, frozen=True):
 
     tune: TuneOptions | None = None
     knobs: Path | None = None
+
+    def __post_init__(self) -> None:
+        is_one = self.tune is None or isinstance(self.tune, TuneOptions)
+        need(is_one, "tune", self.tune, "True, False or a TuneOptions")
 
     @property
     def given(self) -> bool:
@@ -149,14 +163,17 @@ class SteppingOptions(msgspec.Struct, frozen=True):
     keep_log: bool = False
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.timeout, (int, float)) and not isinstance(self.timeout, bool)
         given = self.timeout
-        need(given is None or (is_number and given > 0), "timeout", given, "a number of seconds, more than 0, or None")
+        fits = given is None or (is_number(given) and 0 < given <= MOST_TIMEOUT_S)
+        need(fits, "timeout", given, f"a number of seconds, more than 0 and at most {MOST_TIMEOUT_S}, or None")
         need_stall_timeout("stall_timeout", self.stall_timeout)
-        need(self.order in ("planned", "coordinator"), "order", self.order, "'planned' or 'coordinator'")
-        buffers = self.broadcast_buffers
-        need(buffers in (True, False, "forward"), "broadcast_buffers", buffers, "True, False or 'forward'")
-        need(isinstance(self.check_finite, bool), "check_finite", self.check_finite, "True or False")
+        _need_one_of("order", self.order, "planned", "coordinator")
+        _need_one_of("cross_barrier", self.cross_barrier, True, False, None)
+        _need_one_of("broadcast_buffers", self.broadcast_buffers, True, False, "forward")
+        is_one = self.verify is None or isinstance(self.verify, VerifyOptions)
+        need(is_one, "verify", self.verify, "True, False or a gradlane.VerifyOptions")
+        _need_one_of("check_finite", self.check_finite, True, False)
+        _need_one_of("keep_log", self.keep_log, True, False)
 
 
 class FolderOptions(msgspec.Struct, frozen=True):
@@ -336,7 +353,7 @@ def _keywords(launched: LaunchOptions) -> dict[str, Any]:
     given = {name: getattr(launched, name) for name in AttachKeywords.__annotations__ if hasattr(launched, name)}
     given["network"] = None if launched.network is None else files.read(launched.network, Network)
     del given["profile"]  # the launcher's `profile` is a folder to write to, not a profile
-    return {name: value for name, value in given.items() if value not in (None, False)}
+    return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 def _struct(kind: Any, given: Mapping[str, Any], **fields: Any) -> Any:

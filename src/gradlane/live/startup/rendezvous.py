@@ -101,17 +101,17 @@ def _refuse_wrong_variables(store: Any, hello: _Hello, timeout: timedelta) -> No
     store.wait(["world"], timeout)
     theirs = int(store.get("world"))
     if hello.rank >= theirs:
-        raise MismatchError(_disagree(0, theirs, hello.rank, hello.world_size))
+        raise MismatchError(_disagree(theirs, hello.rank, hello.world_size))
 
 
 def _judge(entries: list[bytes]) -> str:
     first, *others = [msgspec.json.decode(data, type=_Hello) for data in entries]
     wrong = (other for other in others if other.world_size != first.world_size)
-    return next((_disagree(0, first.world_size, other.rank, other.world_size) for other in wrong), "")
+    return next((_disagree(first.world_size, other.rank, other.world_size) for other in wrong), "")
 
 
-def _disagree(rank: int, world: int, other_rank: int, other_world: int) -> str:
-    return f"ranks disagree on the world size: {world} on rank {rank}, {other_world} on rank {other_rank} (WORLD_SIZE)"
+def _disagree(world: int, other_rank: int, other_world: int) -> str:
+    return f"ranks disagree on the world size: {world} on rank 0, {other_world} on rank {other_rank} (WORLD_SIZE)"
 
 
 def _integer(environment: Mapping[str, str], name: str, low: int, high: int) -> int:
