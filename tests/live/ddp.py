@@ -163,6 +163,17 @@ def converted_after_it_was_wrapped(wrapper: Any, model: Any, generator: torch.Ge
     return getattr(wrapper, "session", None) is None
 
 
+def a_gradient_of_inputs_taken_before_a_static_graph_is_known(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """Torch's class takes that pass for the first iteration, and sums no other right."""
+    wrapper._set_static_graph()
+    x, _ = model.batch(generator)
+    torch.autograd.grad(wrapper(x.requires_grad_()).sum(), x)
+    optimizer = momentum(model)
+    for _ in range(6):
+        train_step(wrapper, model, optimizer, generator)
+    return getattr(wrapper, "session", None) is None
+
+
 def buckets_as_gradients(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
     """Gradients are never set to None, so that torch's buckets stay in `.grad`."""
     optimizer = momentum(model)
@@ -254,6 +265,7 @@ LOOPS = {
         trained_in_evaluation_mode,
         trained_on_after_close,
         converted_after_it_was_wrapped,
+        a_gradient_of_inputs_taken_before_a_static_graph_is_known,
         buckets_as_gradients,
         synchronized_by_attribute,
         sums_asked_of_the_reducer,

@@ -50,6 +50,7 @@ SAYS = {
     "joins_as_one_of_several": "join() lets ranks run out",
     "trained_on_after_close": "the session was closed",
     "converted_after_it_was_wrapped": "was torch.float32 when the model was wrapped and is torch.float64 now",
+    "a_gradient_of_inputs_taken_before_a_static_graph_is_known": "static_graph=True has taken another backward pass",
     "trained_in_evaluation_mode": "the model is in evaluation mode",
     "a_hook_of_the_scripts": "a communication hook takes its buckets",
     "a_hook_after_some_steps": "a communication hook takes its buckets",

@@ -56,3 +56,14 @@ def test_processes_that_torchrun_has_started_are_its_ranks(tmp_path: Path) -> No
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"gradlane.live.ddp.wrapper {rank} 2 {rank} 3.0" for rank in range(2)]
+
+
+@pytest.mark.parametrize("option", ["--servers", "--await-servers"])
+def test_a_rank_of_another_launcher_starts_no_job_of_its_own_for_servers(tmp_path: Path, option: str) -> None:
+    """With a rendezvous of its own, each rank would train alone."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = command_line("launch", "--ddp", "--backend", "server", option, "1", tmp_path / "train.py")
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "got servers of their own in a rank of another launcher" in done.stderr

@@ -157,6 +157,8 @@ def launch(arguments: Sequence[str]) -> int:
         raise InputError("launch: got -m, --no-python or --run-path, expected a SCRIPT; for others call torchrun itself")
     _existing("SCRIPT", given.training_script)
     _check_processes(given)
+    if _becomes_rank(given):
+        _refuse_for_a_rank(given)
     options = _options(given)
     _check_carrier(options)
     _check_host(given)
@@ -200,15 +202,6 @@ def _start(given: argparse.Namespace, options: LaunchOptions, run: Any) -> int:
     if _becomes_rank(given):
         from gradlane.live.startup import slurm
 
-        if given.report is not None:
-            raise InputError(
-                "launch: got --report in a rank of another launcher, expected --timeline DIR, and gradlane report DIR later"
-            )
-        if options.servers is not None:
-            raise InputError(
-                "launch: got servers of their own in a rank of another launcher, expected none: they meet at torchrun's "
-                "rendezvous, so start one process a host, with --nnodes, --nproc and --rdzv-endpoint"
-            )
         if slurm.is_rank(os.environ):
             os.environ.update(slurm.rank_variables(os.environ))
         os.execv(sys.executable, [sys.executable, "-m", given.training_script, *given.training_script_args])
@@ -226,6 +219,21 @@ def _becomes_rank(given: argparse.Namespace) -> bool:
 
     is_rank = {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and os.environ.get("WORLD_SIZE", "1") != "1"
     return (is_rank or slurm.is_rank(os.environ)) and _names_no_ranks(given)
+
+
+def _refuse_for_a_rank(given: argparse.Namespace) -> None:
+    """Refuse what only a process can do that starts the ranks itself. The options for ranks are made after this: servers of
+    their own would name a rendezvous, and this process would look like one that starts ranks.
+    """
+    if given.report is not None:
+        raise InputError(
+            "launch: got --report in a rank of another launcher, expected --timeline DIR, and gradlane report DIR later"
+        )
+    if given.servers is not None or given.await_servers is not None:
+        raise InputError(
+            "launch: got servers of their own in a rank of another launcher, expected none: they meet at torchrun's "
+            "rendezvous, so start one process a host, with --nnodes, --nproc and --rdzv-endpoint (gradlane lab has --servers)"
+        )
 
 
 def _names_no_ranks(given: argparse.Namespace) -> bool:

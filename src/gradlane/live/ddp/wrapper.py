@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import hashlib
 import logging
 import os
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -83,6 +84,16 @@ def _take_back(module: nn.Module) -> None:
         )
     if session is not None:
         session.close()
+
+
+def _differ(params: Iterable[nn.Parameter], group: Any) -> bool:
+    """Whether ranks have different values of `params` (collective)."""
+    own = hashlib.sha256()
+    for param in params:
+        own.update(param.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    digests: list[Any] = [None] * torch.distributed.get_world_size(group)
+    torch.distributed.all_gather_object(digests, own.digest(), group)
+    return len(set(digests)) > 1
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
@@ -265,6 +276,12 @@ class DistributedDataParallel(TorchDDP):
                     "so ranks drift apart; wrap the model after that"
                 )
                 return
+        if self.static_graph and self._dtypes and _differ([param for _, param in self._summed], self.process_group):
+            self._keep_torchs(
+                "ranks have different parameters after their first step, since static_graph=True has taken another backward "
+                "pass for the first (torch.autograd.grad, say), so ranks drift apart"
+            )
+            return
         self._tell_of_what_was_added()
         options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
         policy = options.pop("policy", None)
