@@ -56,6 +56,17 @@ def test_every_policy_plans_for_what_travels(name: str) -> None:
     assert plan.size_bytes * 2 == zoo.profile("resnet50").size_bytes
 
 
+def test_buckets_of_ddp_are_counted_in_float32_whatever_travels() -> None:
+    """Torch fills a bucket, and its hook narrows what is in it."""
+    whole, network = zoo.profile("resnet50"), Network.line(4, 50_000, 10**9)
+
+    def buckets(profile: Profile) -> list[tuple[int, ...]]:
+        return [message.tensors for message in policies.get("ddp").plan(profile, network).messages]
+
+    assert buckets(whole.with_wire_dtype("bfloat16")) == buckets(whole)
+    assert [MIXED.with_wire_dtype("float16").gradient_bytes(tensor) for tensor in range(4)] == [4000, 4000, 4000, 4]
+
+
 def test_a_plan_for_another_wire_dtype_says_so() -> None:
     plan = policies.get("wfbp").plan(MIXED, Network.line(2, 50_000, 10**9))
     with pytest.raises(PlanError, match=r"t0 \(4000 B, float32\) .* t0 \(2000 B, float16\) .*; give attach the wire_dtype"):

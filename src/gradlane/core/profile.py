@@ -11,8 +11,10 @@ import itertools
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS, need, need_int, need_name
+from gradlane.core.wire_dtype import WIRE_DTYPES
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -103,6 +105,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         uncovered_ns: the rest of an iteration, which neither passes nor updates cover: the host loads
             inputs, logs, or waits for the device. It lies between the updates and the next forward
             pass; messages travel meanwhile.
+        wire_dtype: as what float32 gradients travel; unset if they travel as they are.
     """
 
     model: str
@@ -112,6 +115,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backward_ns: int
     source: str = "unstated"
     uncovered_ns: int = 0
+    wire_dtype: str | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         need_name("model", self.model)
@@ -122,6 +126,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need(total_bytes <= MAX_BYTES, "tensors", total_bytes, f"at most {MAX_BYTES} bytes together, as one message may have")
         need_int("backward_ns", self.backward_ns, 0, MAX_NS)
         need_int("uncovered_ns", self.uncovered_ns, 0, MAX_NS)
+        need(self.wire_dtype in (UNSET, *WIRE_DTYPES.values()), "wire_dtype", self.wire_dtype, "'bfloat16' or 'float16'")
         names = [tensor.spec.name for tensor in self.tensors]
         need(len(set(names)) == len(names), "tensors", "a name twice", "distinct names")
         # texts are made only where there is a fault: a profile may have a hundred thousand tensors
@@ -222,7 +227,15 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if tensors == self.tensors:
             return self
         source = f"{wire_dtype} on the wire; {self.source}"[:MAX_NAME]
-        return msgspec.structs.replace(self, tensors=tensors, source=source)
+        return msgspec.structs.replace(self, tensors=tensors, source=source, wire_dtype=wire_dtype or UNSET)
+
+    def gradient_bytes(self, tensor: int) -> int:
+        """Bytes of a gradient as autograd makes it, of which half travel where `wire_dtype` says so.
+
+        A gradient that autograd itself makes in that dtype counts as one of them.
+        """
+        spec = self.tensors[tensor].spec
+        return spec.size_bytes if spec.dtype != self.wire_dtype else spec.size_bytes // DTYPE_BYTES[spec.dtype] * 4
 
     def urgency(self) -> tuple[int, ...]:
         """Rank the tensors by when the forward pass first needs them.

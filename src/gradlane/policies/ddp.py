@@ -25,7 +25,8 @@ class Ddp(msgspec.Struct, frozen=True):
     ends where the dtype changes.
 
     Attributes:
-        bucket_bytes: the cap of all buckets but the first.
+        bucket_bytes: the cap of all buckets but the first, of gradients as they are made: in float32 where they travel in
+            halves.
         first_bucket_bytes: the cap of the first.
     """
 
@@ -51,7 +52,7 @@ class Ddp(msgspec.Struct, frozen=True):
                 messages += merge(profile, bucket)
                 bucket, size_bytes = [], 0
             bucket.append(tensor)
-            size_bytes += seen.spec.size_bytes
+            size_bytes += profile.gradient_bytes(tensor)  # torch's hooks that compress get whole buckets
             if size_bytes >= (self.bucket_bytes if messages else self.first_bucket_bytes):
                 messages += merge(profile, bucket)
                 bucket, size_bytes = [], 0

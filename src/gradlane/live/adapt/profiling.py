@@ -25,9 +25,9 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Profile, TensorSpec
 from gradlane.errors import MismatchError
+from gradlane.live.adapt.profile_builder import LEAST_STABLE, ProfileBuilder
 from gradlane.live.backends.base import Backend
 from gradlane.live.comm.driver import Driver
-from gradlane.live.comm.recorder import LEAST_STABLE, ProfileBuilder
 from gradlane.live.torch_versions import broadcast_from
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.planning.ranking import simulated_ns
@@ -45,10 +45,11 @@ class Planner:
         places: the network, with what carries messages there; several, each with a backend of its
             own, if the session chooses between backends while it trains.
         profile: to plan from; None to measure one.
-        specs: the model's tensors.
+        specs: the model's tensors, as they travel.
         iterations: how many to measure before there is a plan.
         until_stable: end measuring sooner if gradients become ready at the same times again and
             again.
+        wire_dtype: as what float32 gradients travel; None if they travel as they are.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Planner:
         specs: Sequence[TensorSpec],
         iterations: int,
         until_stable: bool = False,
+        wire_dtype: str | None = None,
     ) -> None:
         self.places = tuple(places)
         self.place = self.places[0]
@@ -74,7 +76,7 @@ class Planner:
         """The order of the norms that are all that the script reads of its gradients before `step()`, as
         `clip_grad_norm_` does. Plans whose owners tell such norms may cross the barrier nevertheless.
         """
-        self.builder = ProfileBuilder(specs)
+        self.builder = ProfileBuilder(specs, wire_dtype)
         self._policy = policy
         has_order = isinstance(policy, Plan) and (policy.sequence is not None or not self.place.needs_sequence)
         self._measures = profile is None and not has_order

@@ -27,9 +27,10 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradlane.core.records.ddp_run import DdpRun
+from gradlane.live.adapt.profile_builder import ProfileBuilder
 from gradlane.live.backends import probe
 from gradlane.live.backends.gradient_buffers import spec_of
-from gradlane.live.comm.recorder import ProfileBuilder, now_ns
+from gradlane.live.comm.recorder import now_ns
 from gradlane.live.ddp.buckets import Buckets
 from gradlane.live.ddp.stages import Progress, Stage
 from gradlane.live.session.hooks import tensors_in
@@ -325,7 +326,7 @@ class Watch:
 
     def _note_profile(self, now: int) -> None:
         for name, since in self._ready.items():
-            self._builder.ready(name, since)
+            self._builder.ready((name,), since)
         for name, since in self._used.items():
             self._builder.used(name, since)
         self._builder.passed(*self._passes)

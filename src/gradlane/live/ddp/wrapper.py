@@ -90,7 +90,7 @@ def _differ(params: Iterable[nn.Parameter], group: Any) -> bool:
     """Whether ranks have different values of `params` (collective)."""
     own = hashlib.sha256()
     for param in params:
-        own.update(param.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        own.update(param.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     digests: list[Any] = [None] * torch.distributed.get_world_size(group)
     torch.distributed.all_gather_object(digests, own.digest(), group)
     return len(set(digests)) > 1

@@ -85,7 +85,7 @@ class Measuring:
         """Gradients are ready, together."""
         if self.is_on:
             names = [tracked.name for tracked in several]
-            self._stopwatch.report(lambda since_ns: self._planner.builder.ready_together(names, since_ns), self._backward_began)
+            self._stopwatch.report(lambda since_ns: self._planner.builder.ready(names, since_ns), self._backward_began)
 
     def backward_ended(self) -> None:
         """The backward pass has ended."""

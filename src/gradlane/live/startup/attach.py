@@ -442,7 +442,7 @@ def _build(
         job,
         backend,
         streams_of(job.device),
-        planner=Planner(start.first, places, profile, job.specs, start.iterations, start.until_stable),
+        planner=Planner(start.first, places, profile, job.specs, start.iterations, start.until_stable, job.wire_dtype),
         controller=controller,
         first_plan=make_plan(policies.get("ddp"), _unmeasured_profile(job), Place(_UNMEASURED)),
         may_cross=may_cross,
@@ -481,7 +481,9 @@ def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions, buffer
 
 def _unmeasured_profile(job: Job) -> Profile:
     tensors = tuple(TensorProfile(spec, 0, 0) for spec in job.specs)
-    return Profile(job.model_name, str(job.device), tensors, (Layer("all", 0),), 0, "unmeasured")
+    return Profile(
+        job.model_name, str(job.device), tensors, (Layer("all", 0),), 0, "unmeasured", wire_dtype=job.wire_dtype or UNSET
+    )
 
 
 # -- ending ---------------------------------------------------------------------------------------------------
