@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from gradlane import zoo
-from gradlane.cli.advise import doubt, rows, unknown, verdict
+from gradlane.cli.advise import _trial, doubt, rows, unknown, verdict
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.profile import Profile
@@ -126,6 +126,25 @@ def test_all_parts_are_of_the_measured_step():
     assert slow.costs == pytest.approx(1 - slow.alone_ns / slow.step_ns)
     ((cells, _),) = [row for row in rows(slow) if slow.best.policy in row[0][0].split(", ")]
     assert cells[2].endswith(f"({slow.best.saves:.1%})")
+
+
+@pytest.mark.parametrize("measured", [0.99, 2.5])  # times what is simulated
+def test_no_schedule_saves_more_than_its_own_bound_leaves_of_the_measured_step(measured):
+    found = run(200 * 10**6)
+    advice = advise(structs.replace(found, step_ns=tuple(round(measured * step) for step in found.step_ns)))
+    assert advice.possible == pytest.approx(1 - advice.bound_ns / advice.step_ns)
+    assert all(option.saves <= advice.possible for option in advice.options)
+
+
+def test_a_report_has_the_steps_and_the_savings_of_the_text():
+    found = run(200 * 10**6)
+    advice = advise(structs.replace(found, step_ns=tuple(2 * step for step in found.step_ns)))
+    trial = _trial(advice)
+    arms = {arm.name: arm for arm in trial.arms}
+    for option in advice.options:
+        assert arms[option.policy].predicted_ms == option.expected_ns / 1e6
+        assert arms[option.policy].speedup == pytest.approx((1 / (1 - option.saves),) * 3)
+    assert trial.limit == pytest.approx(1 / (1 - advice.possible))
 
 
 def test_a_simulator_that_is_right_is_not_doubted():

@@ -29,7 +29,8 @@ from gradlane.errors import InputError
 from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge, sweep
 from gradlane.report.page import Facts, facts, read_run, render_page
-from gradlane.report.page.drawing import draw, parts_of, plan_facts, typical_iterations, urgencies
+from gradlane.report.page.drawing import draw, parts_of, plan_facts, quantile, typical_iterations, urgencies
+from gradlane.report.page.launched import of_launch
 from gradlane.report.page.simulated import simulated_arm
 from gradlane.sim import simulate
 from tests.commands import invoke
@@ -262,3 +263,32 @@ def test_of_a_simulation_there_are_no_steps_but_all_else() -> None:
     assert arm.timeline is not None
     assert [rank.rank for rank in arm.timeline.ranks] == [-1]
     assert arm.parts is not None
+
+
+def test_the_answer_of_a_job_says_what_calm_steps_wait_whatever_another_step_did(tmp_path: Path) -> None:
+    plan, timeline = simulated("wfbp")
+    last = timeline.of("step")[-1]
+    late = msgspec.structs.replace(last, end_ns=last.end_ns + 20 * (last.end_ns - last.start_ns))
+    spans = tuple(late if span is last else span for span in timeline.spans)
+    answers = []
+    for name, each in (("calm", timeline), ("disturbed", msgspec.structs.replace(timeline, spans=spans))):
+        folder = tmp_path / name
+        folder.mkdir()
+        files.write(folder / "timeline-rank0.json", msgspec.structs.replace(each, rank=0))
+        files.write(folder / "plan-rank0.json", plan)
+        files.write(folder / "profile.json", PROFILE)
+        trial = of_launch(folder)
+        (arm,) = trial.arms
+        assert arm.parts is not None
+        assert f"of which it waits {arm.parts.waits:.0%}" in trial.answer
+        calm = [(span.end_ns - span.start_ns) / 1e6 for span in each.of("step") if span is not late]
+        assert arm.parts.wait / arm.parts.waits == pytest.approx(sum(calm) / len(calm))
+        answers.append(arm.parts.waits)
+    assert answers[1] == pytest.approx(answers[0], rel=0.2)
+
+
+def test_percentiles_lie_between_measured_values_and_are_the_same_from_both_ends() -> None:
+    values = [5.0, 1.0, 4.0, 2.0, 3.0]
+    assert [quantile(values, part) for part in (0, 0.1, 0.5, 0.9, 1)] == pytest.approx([1, 1.4, 3, 4.6, 5])
+    assert quantile([7.0], 0.9) == 7
+    assert quantile(values, 0.9) - 3 == pytest.approx(3 - quantile(values, 0.1))

@@ -165,7 +165,9 @@ def command(
     if chosen is not None:
         _need_all(chosen.split(","), arms, backends)
     counts = parse_counts("--hosts", (hosts,), least=1 if ranks_per_host > 1 else 2)
-    rates = [None if loopback else rate_or_none(each) for each in link.split(",")]
+    if loopback:
+        refuse_given("--loopback, which has no links", "link")
+    rates = [None] if loopback else [rate_or_none(each) for each in link.split(",")]
     if models and options["batch_size"] is not None:
         raise InputError("--batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
     options["batch_size"] = options["batch_size"] or 0

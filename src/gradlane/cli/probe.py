@@ -77,10 +77,10 @@ def command(
     gradlane probe --priority --link 200mbit --classes 2  on emulated hosts
     """
     if priority:
+        refuse_given("--priority, which measures no all-reduce", "hosts", "ranks_per_host", "algorithm", "out")
         probe_priority(listen, connect, senders, link, classes, min(seconds, _PRIORITY_S), as_json)
         return
-    if listen is not None or connect is not None:
-        raise InputError("probe: got --listen or --connect without --priority, expected both")
+    refuse_given("no --priority, which it is for", "listen", "connect", "senders", "classes")
     if algorithm == "hierarchical" and (ranks_per_host == 1 or link is None):
         raise InputError(
             "--algorithm: got hierarchical, expected hosts of several ranks, as in --ranks-per-host 2 --link 1gbit"

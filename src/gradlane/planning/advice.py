@@ -38,7 +38,7 @@ class Option(msgspec.Struct, frozen=True):
         iteration_ns: of a steady step, as `simulate` has it.
         expected_ns: the same with what its messages take from computing, which is what is shown and compared.
         saves: how much less than DDP's simulated step it takes, as a part of DDP's measured step; negative if it takes
-            more. So all parts of an advice have one denominator.
+            more. So all parts of an advice have one denominator. It is no more than the bound leaves of the measured step.
         messages: how many it sends.
         by_ddp: stock DDP can carry its plan out.
         plan: the plan.
@@ -93,13 +93,18 @@ class Advice(msgspec.Struct, frozen=True):
 
     @property
     def saves(self) -> float:
-        """The part of a step that the best policy would save: as simulated, but no more than summing was measured to add."""
-        return max(0.0, min(self.best.saves, self.costs))
+        """The part of a step that the best policy would save."""
+        return max(0.0, self.best.saves)
 
     @property
     def possible(self) -> float:
-        """The part of a step that some schedule might save at most, as `saves`."""
-        return max(0.0, min((self.baseline.expected_ns - self.bound_ns) / self.step_ns, self.costs))
+        """The part of a step that some schedule might save at most: one that is as fast as the bound."""
+        return _at_most(self.step_ns, self.bound_ns)
+
+    @property
+    def hidable(self) -> float:
+        """The part of a step that DDP waits for more than it must, simulated."""
+        return max(0.0, (self.baseline.expected_ns - self.bound_ns) / self.step_ns)
 
     @property
     def off(self) -> float:
@@ -147,7 +152,11 @@ def advise(run: DdpRun) -> Advice:
     step_ns, alone_ns = round(median(run.step_ns)), round(median(run.alone_ns))
     profile = _covering(run.profile, alone_ns)
     case = Case(profile, run.network, clips=run.norm)
-    options = [_option(BASELINE, run.plan or make_plan(catalog.get(BASELINE), profile, case.place), case, run, step_ns, None)]
+    bounds = [lower_bound_ns(each, run.network) for each in (profile, profile.with_wire_dtype("bfloat16"))]
+    own = run.plan or make_plan(catalog.get(BASELINE), profile, case.place)
+    baseline = _option(BASELINE, own, case, run)
+    most = _at_most(step_ns, bounds[0])
+    options = [baseline]
     for name in case.policies:
         if name == BASELINE:
             continue
@@ -157,22 +166,28 @@ def advise(run: DdpRun) -> Advice:
             continue
         # unknown whether this network serves priority classes; and overhead that no network makes up for
         if not any(lane.network_priority for lane in plan.lanes) and len(plan.messages) <= 2 * MOST_PIECES:
-            options.append(_option(name, plan, case, run, step_ns, options[0]))
+            option = _option(name, plan, case, run)
+            saves = min((baseline.expected_ns - option.expected_ns) / step_ns, most)
+            options.append(structs.replace(option, saves=saves))
     options.sort(key=lambda option: (option.expected_ns, option.policy != BASELINE))
     waits_ns = min(run.waits_ns) if run.waits_ns else None
-    bounds = [lower_bound_ns(each, run.network) for each in (profile, profile.with_wire_dtype("bfloat16"))]
     return Advice(run, profile, step_ns, alone_ns, waits_ns, bounds[0], bounds[1], tuple(options))
 
 
-def _option(name: str, plan: Plan, case: Case, run: DdpRun, step_ns: int, baseline: Option | None) -> Option:
+def _at_most(step_ns: int, bound_ns: int) -> float:
+    """The part of a step that a schedule would save which is as fast as the bound."""
+    return max(0.0, 1 - bound_ns / step_ns)
+
+
+def _option(name: str, plan: Plan, case: Case, run: DdpRun) -> Option:
+    """`plan`, simulated, as if it saved nothing."""
     assert isinstance(case.where, Network)
     if run.clips:
         plan = when_clipping(plan, run.norm)
     profile = case.profile.in_order_of(plan.tensors)
     took_ns = iteration_ns(accepted(plan, profile, case.place), profile, case.where)
     expected_ns = with_overhead(took_ns, plan, case.where)
-    saves = 0.0 if baseline is None else (baseline.expected_ns - expected_ns) / step_ns
-    return Option(name, took_ns, expected_ns, saves, len(plan.messages), why_not_ddp(plan) is None, plan)
+    return Option(name, took_ns, expected_ns, 0.0, len(plan.messages), why_not_ddp(plan) is None, plan)
 
 
 def _covering(profile: Profile, alone_ns: int) -> Profile:

@@ -246,5 +246,7 @@ def _length(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of `values` lie, the next one that was measured."""
-    return sorted(values)[min(len(values) - 1, math.floor(part * len(values)))]
+    """The value below which `part` of `values` lie, between the two nearest that were measured."""
+    ordered, at = sorted(values), part * (len(values) - 1)
+    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
+    return low + (high - low) * (at % 1)

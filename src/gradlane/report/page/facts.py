@@ -86,6 +86,11 @@ class Parts(msgspec.Struct, frozen=True):
     other: float
     waited_for: list[tuple[str, float]]
 
+    @property
+    def waits(self) -> float:
+        """The part of a step that is spent blocked."""
+        return self.wait / (self.forward + self.backward + self.update + self.wait + self.other)
+
 
 class TryFacts(msgspec.Struct, frozen=True):
     """One search of `auto`: why, what it tried with its times in ms, and what it said."""

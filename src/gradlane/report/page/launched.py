@@ -16,6 +16,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
 from gradlane.errors import InputError
+from gradlane.planning.advice import DOUBTFUL
 from gradlane.planning.questions.prediction import predict
 from gradlane.report.page import facts
 from gradlane.report.page.drawing import draw, draw_simulated, parts_of, plan_facts, quantile, typical_iterations
@@ -78,7 +79,7 @@ def of_launch(folder: Path) -> facts.TrialFacts:
     if drawn is not None and outcome is not None:
         drawn = msgspec.structs.replace(drawn, simulated=draw_simulated(plan, outcome.timeline(), len(iterations)))
     parts = None if profile is None else parts_of(first, plan, profile.in_order_of(plan.tensors))
-    waits = "" if parts is None or not steps else f", of which it waits {parts.wait / (sum(steps) / len(steps)):.0%}"
+    waits = "" if parts is None or not steps else f", of which it waits {parts.waits:.0%}"
     arm = facts.ArmFacts(
         name=plan.policy,
         note="",
@@ -102,7 +103,19 @@ def of_launch(folder: Path) -> facts.TrialFacts:
         lines=[] if profile is None else [("computing alone, as measured in the first steps", profile.compute_ns / 1e6)],
         layers=[] if profile is None else [layer.name for layer in profile.layers],
         arms=[arm],
+        remarks=[] if outcome is None or not steps else _remarks(outcome.iteration_ns, typical_ns),
     )
+
+
+def _remarks(simulated_ns: int, typical_ns: float) -> list[str]:
+    """What to know where the simulator is far off what was measured."""
+    off = simulated_ns / typical_ns - 1
+    if abs(off) <= DOUBTFUL:
+        return []
+    return [
+        f"take what is simulated as rough: a step is {format_ns(simulated_ns)} simulated and {format_ns(round(typical_ns))} "
+        f"measured, {abs(off):.0%} {'more' if off > 0 else 'less'}"
+    ]
 
 
 def sessions_in(folder: Path) -> list[Path]:
