@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradlane import zoo
+from gradlane.cli import main
 from gradlane.core.checks import check_plan
 from gradlane.core.network import Network
 from gradlane.errors import InputError
@@ -52,7 +58,19 @@ def test_a_module_that_can_be_imported_from_here_is_found_too(monkeypatch):
             {},
             "the name 'ddp'",
         ),
-        ("class Mine:\n    def __init__(self): raise KeyError('size')", {}, "Mine: KeyError: 'size'"),
+        ("class Mine:\n    def __init__(self): raise KeyError('size')\n    def plan(self): ...", {}, "Mine: KeyError: 'size'"),
+        ("def Mine(): ...\nclass Main:\n    def plan(self): ...", {}, "got 'Mine', which is no class, expected .*: Main"),
+        (
+            "class Mine:\n    def __init__(self, size=1): ...\n    def plan(self): ...",
+            {"sizes": 1},
+            "'sizes' .*expected size",
+        ),
+        ("class Mine:\n    def __init__(self, size): ...\n    def plan(self): ...", {}, "no value for its knob 'size'"),
+        (
+            "class Mine:\n    name = 'a\\nb'\n    paper = differs = '-'\n    def plan(self, profile, network): ...",
+            {},
+            "its name: got 'a",
+        ),
         ("def", {}, "which cannot be imported from here "),
         ("import nothing_of_this_name", {}, "No module named 'nothing_of_this_name'"),
     ],
@@ -147,3 +165,48 @@ def test_two_policies_of_one_name_are_refused_since_results_could_not_be_told_ap
     said = invoke(*command, "--policy", f"{place}:Mine", "--policy", f"{place}:Again", code=2)
     assert f"--policy: got two policies named 'mine', {place}:Mine and {place}:Again; expected each name once" in said
     assert "got two policies named 'ddp'" in invoke(*command, "--policy", "ddp", "--policy", "ddp", code=2)
+
+
+def test_a_policys_file_may_import_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "near_by.py").write_text("SIZE = 3")
+    (tmp_path / "mine.py").write_text(
+        "from near_by import SIZE\nclass Mine:\n    name = paper = differs = 'mine'\n    size = SIZE\n"
+        "    def plan(self, profile, network): ..."
+    )
+    mine: Any = catalog.get(f"{tmp_path / 'mine.py'}:Mine")
+    assert mine.size == 3
+
+
+def test_a_file_alone_is_told_of_the_class_in_it(tmp_path):
+    (tmp_path / "mine.py").write_text("class Mine:\n    def plan(self): ...")
+    with pytest.raises(InputError, match=r"got a file alone, .*mine\.py, expected a class in it too, as .*mine\.py:Mine"):
+        catalog.get(str(tmp_path / "mine.py"))
+
+
+OWN = """
+import random
+from gradlane.core.plan import Message, Plan
+from gradlane.core.policy import whole
+
+class Mine:
+    name = paper = differs = "mine"
+
+    def plan(self, profile, network):
+        print("planned")
+        order = list(range(len(profile.tensors)))
+        {shuffle}
+        messages = tuple(Message((whole(profile, tensor),), priority=place) for place, tensor in enumerate(order))
+        return Plan(self.name, profile.model, profile.specs, messages)
+"""
+
+
+def test_a_policy_that_plans_otherwise_each_time_is_refused_and_what_one_prints_is_not_in_the_answer(tmp_path):
+    (tmp_path / "steady.py").write_text(OWN.format(shuffle=""))
+    (tmp_path / "random_order.py").write_text(OWN.format(shuffle="random.shuffle(order)"))
+    options = ("--rate", "1gbit", "--json")
+    steady = CliRunner().invoke(main, ["simulate", "alexnet", "--policy", f"{tmp_path / 'steady.py'}:Mine", *options])
+    assert [row["policy"] for row in json.loads(steady.stdout)] == ["mine"]
+    refused = CliRunner().invoke(main, ["simulate", "alexnet", "--policy", f"{tmp_path / 'random_order.py'}:Mine", *options])
+    assert refused.exit_code == 2
+    assert "policy mine: plan() gave two plans for one profile and network" in refused.stderr

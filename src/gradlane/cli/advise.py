@@ -142,8 +142,10 @@ def verdict(advice: Advice) -> str:
     if advice.costs < WORTH:
         return f"Nothing to gain here: {adds}."
     if advice.hidable >= WORTH:
-        most = f"No schedule can save more than {advice.possible:.1%} of it"
-        return f"Little to gain here: {adds}. {most}, and the best policy, {best.policy}, would save {advice.saves:.1%} (simulated)."
+        saves = f"the best policy, {best.policy}, would save {advice.saves:.1%}"
+        return (
+            f"Little to gain here: {adds}. No schedule can save more than {advice.possible:.1%} of it, and {saves} (simulated)."
+        )
     if advice.is_bound_by_network:
         halved = format_ns(advice.halved_bound_ns)
         return (

@@ -14,6 +14,7 @@ from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.cases import parse_counts
 from gradlane.cli.inputs.computing import Computing
+from gradlane.cli.inputs.faults import refuse_given
 from gradlane.cli.inputs.knobs import read_policies
 from gradlane.cli.inputs.topology import SCALE
 from gradlane.cli.inputs.types import (
@@ -166,7 +167,11 @@ def command(
         _need_all(chosen.split(","), arms, backends)
     counts = parse_counts("--hosts", (hosts,), least=1 if ranks_per_host > 1 else 2)
     if loopback:
-        refuse_given("--loopback, which has no links", "link")
+        refuse_given("with --loopback, which has no links, expected one or the other", "link")
+    if models:
+        refuse_given("with a MODEL, expected one or the other: it is about the timeline.json of no MODEL", "iterations")
+    if out is None:
+        refuse_given("without --out, expected both: it is about the timeline.json that is left there", "iterations")
     rates = [None] if loopback else [rate_or_none(each) for each in link.split(",")]
     if models and options["batch_size"] is not None:
         raise InputError("--batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
@@ -252,6 +257,8 @@ def _arms(backends: list[str] | None, names: Sequence[str] | None, servers: int)
         names: None: `auto` and every policy.
         servers: of external servers.
     """
+    for name in names or ():
+        need(name != "", "--policies", name, f"one of {', '.join((AUTO, *catalog.names()))}, or several with commas")
     read_policies([name for name in names or () if name != AUTO], option="--policies")
     arms: list[ArmSpec] = []
     for backend in backends or BACKENDS:

@@ -67,6 +67,16 @@ examples:
 _DEFAULT_PORT, _MASTER_PORT = 29400, 29500
 
 
+class _Once(argparse.Action):
+    """An option whose second value would silently take the place of the first."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        before = getattr(namespace, self.dest)
+        if before is not None:
+            raise argparse.ArgumentError(self, f"got {before} and {values}, expected one")
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     """torchrun's parser with gradlane's options. --help shows only gradlane's, and a mistake raises
     `InputError`.
@@ -292,6 +302,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        help="processes on this node; torchrun's --nproc-per-node (default: 1)")  # fmt: skip
     group.add_argument(
         "--policy",
+        action=_Once,
         metavar="NAME",
         help="plan with this policy (gradlane policies lists them), or auto: find the best while training",
     )
@@ -389,6 +400,8 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
             writable(Path(given.knobs))
     elif given.knobs is not None:
         files.read(_existing("--knobs", given.knobs), Tuned)
+    if knobs and given.knobs is not None and Path(given.knobs).exists():
+        raise InputError(f"--knob: got it with --knobs {given.knobs}, which has the policy's knobs; expected one or the other")
     if given.stall_timeout is not None:
         need_stall_timeout("--stall-timeout", given.stall_timeout)
     return LaunchOptions(

@@ -51,6 +51,8 @@ from gradlane.units import format_ns
 @click.argument("network_path", metavar="[NETWORK.json]", required=False, type=IN_FILE)
 @click.option(
     "--policy",
+    "policies",
+    multiple=True,
     shell_complete=completion.policies,
     help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.",
 )
@@ -65,7 +67,7 @@ from gradlane.units import format_ns
 def command(
     profile_text: str,
     network_path: Path | None,
-    policy: str | None,
+    policies: tuple[str, ...],
     knobs: tuple[str, ...],
     rate: tuple[str, ...],
     workers: tuple[str, ...],
@@ -83,6 +85,9 @@ def command(
     --emit ddp-kwargs and no --policy, the best among the plans that stock DDP can carry out is
     chosen.
     """
+    if len(policies) > 1:
+        raise InputError(f"--policy: got {' and '.join(policies)}, expected one; gradlane simulate compares several")
+    policy = policies[0] if policies else None
     if knobs and policy is None:
         raise InputError("--knob: got knobs and no policy, expected --policy NAME to give them to")
     computing = Computing.take(given)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UnsetType
 from rich.table import Table
 
+from gradlane.cli.inputs.faults import refuse_given
 from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, RANKS_PER_HOST, SECONDS, Choice, rate_or_none, whole_number
 from gradlane.cli.priority import probe as probe_priority
 from gradlane.cli.terminal import console, print_table
@@ -77,10 +78,13 @@ def command(
     gradlane probe --priority --link 200mbit --classes 2  on emulated hosts
     """
     if priority:
-        refuse_given("--priority, which measures no all-reduce", "hosts", "ranks_per_host", "algorithm", "out")
+        refuse_given(
+            "with --priority, which measures no all-reduce, expected one or the other",
+            "hosts", "ranks_per_host", "algorithm", "out",
+        )  # fmt: skip
         probe_priority(listen, connect, senders, link, classes, min(seconds, _PRIORITY_S), as_json)
         return
-    refuse_given("no --priority, which it is for", "listen", "connect", "senders", "classes")
+    refuse_given("without --priority, expected both", "listen", "connect", "senders", "classes")
     if algorithm == "hierarchical" and (ranks_per_host == 1 or link is None):
         raise InputError(
             "--algorithm: got hierarchical, expected hosts of several ranks, as in --ranks-per-host 2 --link 1gbit"

@@ -89,14 +89,14 @@ def command(
         computing.jitter,
         computing.clips,
     )
-    read_policies(policies)
+    asked = read_policies(policies)
     total = sum(len(policies or case.policies) for case in todo)
     if timeline is not None and total != 1:
         raise InputError(f"--timeline: got {total} simulations, expected one policy on one model, rate and number of workers")
     with bar() as progress:
         task = progress.add_task("simulating", total=total)
         refusals: list[Refusal] = []
-        outcomes = sweep(todo, policies or None, lambda done: progress.advance(task, done), refusals.append)
+        outcomes = sweep(todo, asked or None, lambda done: progress.advance(task, done), refusals.append)
     rows = [*map(row, outcomes), *map(refused_row, refusals)]
     text = msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
     if as_json:

@@ -365,8 +365,7 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         x: the label that tells the cases apart.
         target: say up to which case this part of linear scaling is kept; None not to.
     """
-    read_policies(policies)
-    asked = tuple(policies) or todo[0].policies
+    asked = read_policies(policies) or todo[0].policies
     with bar() as progress:
         task = progress.add_task("simulating", total=len(todo) * len(asked))
         refusals: list[Refusal] = []

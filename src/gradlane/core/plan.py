@@ -197,13 +197,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 need(False, f"messages[{index}].hold_until", held, f"below {len(self.tensors)}")
         if self.sequence is not None:
             early = self.early_second_phases
-            need(
-                len(self.sequence) == len(self.messages) + len(set(early))
-                and set(self.sequence) == set(range(len(self.messages))),
-                "sequence",
-                f"{len(self.sequence)} entries",
-                f"each of the {len(self.messages)} messages once",
-            )
+            missing = set(range(len(self.messages))).difference(self.sequence)
+            if (
+                missing
+                or len(self.sequence) != len(self.messages) + len(set(early))
+                or max(self.sequence) >= len(self.messages)
+            ):
+                got = f"{len(self.sequence)} entries" + (f", none of which is {min(missing)}" if missing else "")
+                need(False, "sequence", got, f"each of the {len(self.messages)} messages once")
             for index in early:
                 has_two = self.owners is not UNSET and self.messages[index].two_phase
                 need(has_two, "sequence", f"message {index} twice", "it once: it has no second phase with a place of its own")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import UNSET
 
 from gradlane import policies
 from gradlane.core.backends import BackendName
-from gradlane.core.fields import did_you_mean
+from gradlane.core.fields import did_you_mean, need_name
 from gradlane.core.place import Place
 from gradlane.core.policy import Policy
 from gradlane.core.records.search_log import AUTO
@@ -51,6 +52,10 @@ def get(name: str, **knobs: Any) -> Policy:
     if name != Searched.name:
         if name == AUTO:
             raise InputError(f"policy: got {AUTO}, which tries plans in a running job; expected one of {', '.join(names())}")
+        if name.endswith(".py"):
+            raise InputError(
+                f"policy: got a file alone, {name}, expected a class in it too, as {name}:{_one_in(_module(name))}"
+            )
         if name not in policies.names():
             raise InputError(
                 f"policy: got {name!r}{did_you_mean(name, (*names(), AUTO))}, expected one of {', '.join(names())}; or a class "
@@ -71,28 +76,63 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
+def is_users(policy: Policy) -> bool:
+    """Whether the class of `policy` is a user's own."""
+    return type(policy).__module__.partition(".")[0] != "gradlane"
+
+
 def _own(place: str, knobs: dict[str, Any]) -> Policy:
     where, _, kind = place.rpartition(":")
     module = _module(where)
-    made = getattr(module, kind, None)
-    if made is None:
-        there = ", ".join(name for name, each in vars(module).items() if isinstance(each, type) and hasattr(each, "plan"))
-        raise InputError(
-            f"policy: got {kind!r}, which {where} does not have, expected a class with a plan: {there or 'it has none'}"
-        )
+    made, there = getattr(module, kind, None), _classes_in(module)
+    if not isinstance(made, type):
+        what = f"which {where} does not have" if made is None else "which is no class"
+        expected = ", ".join(there) or "it has none"
+        raise InputError(f"policy: got {kind!r}{did_you_mean(kind, there)}, {what}, expected a class with a plan: {expected}")
+    if kind not in there:
+        _refuse_without_parts(place, made)
+    _check_knobs(place, made, knobs)
     try:
         policy = made(**knobs)
     except InputError:
         raise
     except Exception as error:  # of the class, which may do anything
-        what = error if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
-        raise InputError(f"policy {place}: {what}") from error
+        text = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"policy {place}: {text}") from error
     if not isinstance(policy, Policy):
-        lacks = ", ".join(name for name in ("name", "paper", "differs", "plan") if not hasattr(policy, name))
-        raise InputError(f"policy {place}: got a class without {lacks}; see gradlane.core.policy.Policy")
-    if policy.name in (*names(), AUTO) and type(policy).__module__.partition(".")[0] != "gradlane":
+        _refuse_without_parts(place, policy)
+    need_name(f"policy {place}: its name", policy.name)
+    if policy.name in (*names(), AUTO) and is_users(policy):
         raise InputError(f"policy {place}: got the name {policy.name!r}, which a policy of gradlane's has, expected another")
     return policy
+
+
+def _refuse_without_parts(place: str, policy: object) -> NoReturn:
+    lacks = ", ".join(name for name in ("name", "paper", "differs", "plan") if not hasattr(policy, name))
+    raise InputError(f"policy {place}: got a class without {lacks}; see gradlane.core.policy.Policy")
+
+
+def _check_knobs(place: str, made: type, knobs: dict[str, Any]) -> None:
+    """Raise `InputError` for a knob that the class `made` does not have, or one without a value."""
+    known = inspect.signature(made).parameters
+    if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in known.values()):
+        return
+    for knob in knobs:
+        if knob not in known:
+            expected = ", ".join(known) or "none: it has no knobs"
+            raise InputError(f"policy {place}: got knob {knob!r}{did_you_mean(knob, known)}, expected {expected}")
+    for knob, each in known.items():
+        if each.default is each.empty and knob not in knobs:
+            raise InputError(f"policy {place}: got no value for its knob {knob!r}, expected a default in the class")
+
+
+def _classes_in(module: ModuleType) -> list[str]:
+    """Names of the classes that may be policies."""
+    return [name for name, each in vars(module).items() if isinstance(each, type) and callable(getattr(each, "plan", None))]
+
+
+def _one_in(module: ModuleType) -> str:
+    return next(iter(_classes_in(module)), "Class")
 
 
 def _module(where: str) -> ModuleType:
@@ -102,6 +142,9 @@ def _module(where: str) -> ModuleType:
             if "" not in sys.path and str(Path.cwd()) not in sys.path:
                 sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
             return importlib.import_module(where)
+        folder = str(Path(where).resolve().parent)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)  # as `python file.py` does: it may import its neighbours
         spec = importlib.util.spec_from_file_location(f"_own_{Path(where).stem}", where)
         if spec is None or spec.loader is None:
             raise ImportError(f"{where} cannot be loaded")

@@ -7,6 +7,8 @@ one place.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +23,7 @@ from gradlane.core.place import Place
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.policy import Policy, plans_with_bus, trials, wire_over_servers
 from gradlane.core.profile import Profile
-from gradlane.errors import GradlaneError, PlanError
+from gradlane.errors import GradlaneError, InputError, PlanError
 from gradlane.planning.measured import where
 from gradlane.sim.servers import simulate_servers
 from gradlane.sim.steady import iteration_ns, planned_ahead
@@ -45,11 +47,23 @@ def make_plan(policy: Policy, profile: Profile, place: Place, simulated: Network
         plans = [make_plan(each, profile, place) for each in tried]
         return min(plans, key=partial(took_ns, profile=profile, simulated=simulated or where(place)))
     network = place.network if plans_with_bus(policy) else place.network.path
-    plan = _planned(policy, profile, network)
-    wire = wire_over_servers(policy)
-    if place.backend == "server" and wire is not None:
-        plan = msgspec.structs.replace(plan, wire=wire)
-    return accepted(plan, profile, place)
+    with _naming(policy):
+        plan = _planned(policy, profile, network)
+        wire = wire_over_servers(policy)
+        if place.backend == "server" and wire is not None:
+            plan = msgspec.structs.replace(plan, wire=wire)
+        return accepted(plan, profile, place)
+
+
+@contextmanager
+def _naming(policy: Policy) -> Iterator[None]:
+    """Let an error about a plan name the policy that has made it."""
+    try:
+        yield
+    except InputError as error:
+        if type(error) not in (InputError, PlanError) or str(error).startswith(("policy ", "plan ")):
+            raise
+        raise type(error)(f"policy {policy.name}: {error}") from error
 
 
 def _planned(policy: Policy, profile: Profile, network: Network) -> Plan:
@@ -64,9 +78,8 @@ def _planned(policy: Policy, profile: Profile, network: Network) -> Plan:
         raise
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        raise PlanError(
-            f"policy {policy.name}: plan() raised {type(error).__name__}: {error} ({at.filename}:{at.lineno})"
-        ) from error
+        where = "expected plan(self, profile, network)" if at.filename == __file__ else f"{at.filename}:{at.lineno}"
+        raise PlanError(f"policy {policy.name}: plan() raised {type(error).__name__}: {error} ({where})") from error
     if not isinstance(plan, Plan):
         raise PlanError(f"policy {policy.name}: plan() returned {type(plan).__name__}, expected a gradlane.core.plan.Plan")
     for index, message in enumerate(plan.messages):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 import click
+from click.core import ParameterSource
 
 from gradlane.core.fields import did_you_mean
 from gradlane.errors import FormatError, InputError
@@ -26,6 +27,19 @@ def naming(option: str) -> Iterator[None]:
         raise
     except InputError as error:
         raise InputError(f"{option}: {_FIELD.sub('', str(error))}") from None
+
+
+def refuse_given(why: str, *names: str) -> None:
+    """Raise `InputError` if the running command was given an option that would have no effect.
+
+    Args:
+        why: what it was given with or without, and what is expected, as in "with --loopback, expected one or the other".
+        names: the parameters of such options.
+    """
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        if param.name in names and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise InputError(f"{_typed(param, ctx)}: got it {why}")
 
 
 def of_click(error: click.UsageError) -> InputError:

@@ -112,6 +112,8 @@ class _Place(click.Path):
     """A file or a folder, as click checks it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail(f"got '', expected the path of a {'folder' if self.dir_okay else 'file'}", param, ctx)
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:

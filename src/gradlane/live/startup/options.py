@@ -209,6 +209,10 @@ class AttachOptions(msgspec.Struct, frozen=True):
     progress_s: float | None = None
 
     def __post_init__(self) -> None:
+        given = self.policy
+        if isinstance(given, type):
+            raise InputError(f"policy: got the class {given.__name__}, expected an object of it: {given.__name__}()")
+        need(isinstance(given, (str, Plan, Policy)), "policy", given, "a name, a policy or a plan")
         if self.backend == "server":
             order = self.stepping.order
             need(order == "planned", "order", order, "'planned' with backend='server', which needs no order")
@@ -253,6 +257,8 @@ class AttachOptions(msgspec.Struct, frozen=True):
         carrier = _struct(
             CarrierOptions, given, servers_store=launched.servers_store, wire_dtype=wire_dtype, shared_memory=is_wanted()
         )
+        is_path = knobs is None or isinstance(knobs, (str, os.PathLike))
+        need(is_path, "knobs", knobs, "the path of a file of tuned knobs (a policy's own are its arguments)")
         adapting = AdaptingOptions((TuneOptions() if tune is True else tune) or None, None if knobs is None else Path(knobs))
         policy = _chosen(launched) or policy
         if policy is None:

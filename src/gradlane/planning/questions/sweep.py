@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +13,10 @@ from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.policy import Policy
+from gradlane.core.policy import Policy, trials
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
-from gradlane.errors import InputError
+from gradlane.errors import InputError, PlanError
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan, when_clipping
 from gradlane.planning.searched import Progress, Searched
@@ -150,7 +152,16 @@ def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
     """
     if isinstance(policy, Searched):
         return _simulated(search(policy, case), case, bound_ns)
-    return _simulated(make_plan(policy, case.profile, case.place, case.where), case, bound_ns)
+    if not catalog.is_users(policy):
+        return _simulated(make_plan(policy, case.profile, case.place, case.where), case, bound_ns)
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is no answer of gradlane's
+        plan = make_plan(policy, case.profile, case.place, case.where)
+        if not trials(policy) and make_plan(policy, case.profile, case.place) != plan:
+            raise PlanError(
+                f"policy {policy.name}: plan() gave two plans for one profile and network, expected the same each time: no "
+                "random numbers without a seed, no clock and no memory of its own"
+            )
+    return _simulated(plan, case, bound_ns)
 
 
 def search(policy: Searched, case: Case, progress: Progress | None = None) -> Plan:
@@ -186,7 +197,7 @@ def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
 
 def sweep(
     cases: Sequence[Case],
-    policies: Iterable[str] | None = None,
+    policies: Iterable[str | Policy] | None = None,
     advance: Callable[[int], None] = lambda done: None,
     refuse: Callable[[Refusal], None] | None = None,
 ) -> list[Outcome]:
@@ -194,7 +205,7 @@ def sweep(
 
     Args:
         cases: the cases, the outer loop.
-        policies: names; None: all that can run on the case, but `searched`.
+        policies: themselves, or their names; None: all that can run on the case, but `searched`.
         advance: called with 1 after each outcome or refusal.
         refuse: called with each policy that cannot plan a case; the others go on. None: raise.
 
@@ -207,8 +218,8 @@ def sweep(
     outcomes = []
     for case in cases:
         bound_ns = lower_bound_ns(case.profile, case.where)
-        for name in case.policies if named is None else named:
-            policy = catalog.get(name)
+        for asked in case.policies if named is None else named:
+            policy = catalog.get(asked) if isinstance(asked, str) else asked
             try:
                 outcomes.append(judge(policy, case, bound_ns))
             except InputError as error:
