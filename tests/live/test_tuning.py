@@ -159,6 +159,11 @@ def test_launch_tunes_a_script_that_knows_nothing_of_it_and_keeps_what_it_found(
         (["--plan", "plan.json", "--knobs", "k.json"], "got --plan with --tune or --knobs"),
         (["--policy", "wfbp", "--tune"], "--tune: got policy wfbp, which declares no knobs"),
         (["--knobs", "absent.json"], "--knobs: got 'absent.json', which is not a file"),
+        (["--policy", "ddp", "--policy", "p3"], "--policy: got ddp and p3, expected one"),
+        (
+            ["--policy", "p3", "--knob", "slice_bytes=1MiB", "--tune", "--knobs", str(EXAMPLE)],
+            f"--knob: got it with --knobs {EXAMPLE}, which has the policy's knobs",
+        ),
     ],
 )
 def test_launch_refuses_what_cannot_be_tuned_before_it_starts_anything(options, says):

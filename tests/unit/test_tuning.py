@@ -25,6 +25,11 @@ def sizes(*octaves):
     return Grid(iter([*((octave / 10,) for octave in octaves), *[(octaves[-1] / 10,)] * 100]))
 
 
+def tuning_of(space: Space, searching: search.Search, options: TuneOptions) -> Tuning:
+    """As a session tunes where all sizes give plans of their own."""
+    return Tuning(space, searching, options, lambda knobs: tuple(knobs.values()))
+
+
 def run(tuning: Tuning, time_ns) -> list[tuple[int, int]]:
     """Iterate until it is over. Returns (slice size, time) of each iteration."""
     seen = []
@@ -38,7 +43,7 @@ def run(tuning: Tuning, time_ns) -> list[tuple[int, int]]:
 
 def test_the_given_sizes_are_first_and_the_best_are_kept_and_measured_once_more():
     table = {64: 9_600_000, 128: 8 * MS, 256: 9 * MS}
-    tuning = Tuning(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=1))
+    tuning = tuning_of(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=1))
     seen = run(tuning, lambda size, _: table[size])
     assert [size for size, _ in seen] == [64] * 3 + [128] * 3 + [256] * 3 + [128] * 3 + [64] * 3
     assert tuning.knobs == {"slice_bytes": 128}
@@ -53,14 +58,14 @@ def test_the_given_sizes_are_first_and_the_best_are_kept_and_measured_once_more(
 
 
 def test_given_sizes_that_are_far_off_are_measured_again_for_no_longer_than_it_takes_to_see_that():
-    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    tuning = tuning_of(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
     seen = run(tuning, lambda size, _: 20 * MS if size == 64 else 5 * MS)
     assert [size for size, _ in seen] == [64] * 6 + [128] * 12 + [64] * 2
     assert tuning.describe().endswith("4.00 times as fast (4.00..4.00 in 2 turns) as the given sizes")
 
 
 def test_given_sizes_that_something_else_slowed_down_a_hundredfold_claim_no_gain_and_say_so():
-    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    tuning = tuning_of(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
     run(tuning, lambda size, index: 1_072 * MS if index < 6 else 10 * MS)
     assert tuning.describe().endswith(
         "1.00 times as fast (1.00..107.20 in 2 turns) as the given sizes (disturbed: 2 turns took 10.00 ms to 1.07 s a step)"
@@ -68,21 +73,21 @@ def test_given_sizes_that_something_else_slowed_down_a_hundredfold_claim_no_gain
 
 
 def test_where_the_best_does_not_hold_the_next_best_is_measured_again_and_nothing_unconfirmed_is_kept():
-    tuning = Tuning(SPACE, sizes(1, 2, 3, 4), TuneOptions(trials=5, iterations=1, settle=0))
+    tuning = tuning_of(SPACE, sizes(1, 2, 3, 4), TuneOptions(trials=5, iterations=1, settle=0))
     first = {64: 10 * MS, 128: 6 * MS, 256: 7 * MS, 512: 8 * MS, 1024: 9 * MS}
     again = {128: 20 * MS, 256: 20 * MS, 512: 8 * MS, 64: 10 * MS}
     seen = run(tuning, lambda size, index: first[size] if index < 5 else again[size])
     assert [size for size, _ in seen] == [64, 128, 256, 512, 1024, 128, 256, 512, 64]
     assert tuning.knobs == {"slice_bytes": 512}
 
-    tuning = Tuning(SPACE, sizes(1, 2, 3, 4), TuneOptions(trials=5, iterations=1, settle=0))
+    tuning = tuning_of(SPACE, sizes(1, 2, 3, 4), TuneOptions(trials=5, iterations=1, settle=0))
     seen = run(tuning, lambda size, index: first[size] if index < 5 else 10 * MS if size == 64 else 20 * MS)
     assert [size for size, _ in seen] == [64, 128, 256, 512, 1024, 128, 256, 512, 64]
     assert tuning.knobs == {"slice_bytes": 64}
 
 
 def test_where_nothing_is_better_the_given_sizes_stay_and_nothing_is_measured_again():
-    tuning = Tuning(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=0))
+    tuning = tuning_of(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=0))
     seen = run(tuning, lambda size, _: size * MS)
     assert [size for size, _ in seen] == [64] * 2 + [128] * 2 + [256]
     assert tuning.knobs == {"slice_bytes": 64}
@@ -90,7 +95,7 @@ def test_where_nothing_is_better_the_given_sizes_stay_and_nothing_is_measured_ag
 
 
 def test_less_than_a_hundredth_is_not_worth_a_change():
-    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=3))
+    tuning = tuning_of(SPACE, sizes(1), TuneOptions(trials=2, iterations=3))
     run(tuning, lambda size, _: 1000 if size == 64 else 995)
     assert tuning.knobs == {"slice_bytes": 64}
 
@@ -99,20 +104,20 @@ def test_a_lucky_trial_is_found_out_when_it_is_measured_again():
     def lucky(size, index):
         return 10 * MS if size == 64 else 7 * MS if index < 12 else 12 * MS
 
-    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    tuning = tuning_of(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
     run(tuning, lucky)
     assert [trial.iteration_ns for trial in tuning.trials] == [10 * MS, 7 * MS, 12 * MS, 10 * MS]
     assert tuning.median_ns({"slice_bytes": 128}) == round(9.5 * MS)
     assert tuning.knobs == {"slice_bytes": 128}  # half of its times are better still
 
-    more = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    more = tuning_of(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
     run(more, lambda size, index: 10 * MS if size == 64 else 7 * MS if index < 9 else 12 * MS)
     assert more.knobs == {"slice_bytes": 64}
 
 
 def test_a_trial_of_which_one_iteration_was_disturbed_is_measured_again():
     table = {64: 20 * MS, 128: 9 * MS, 256: 8_300_000, 512: 8 * MS}
-    tuning = Tuning(SPACE, sizes(1, 2, 3), TuneOptions(trials=4, iterations=2, settle=0))
+    tuning = tuning_of(SPACE, sizes(1, 2, 3), TuneOptions(trials=4, iterations=2, settle=0))
     # 512 bytes take 8.8 and 8 ms first, more than 8.3 on average
     seen = run(tuning, lambda size, index: 8_800_000 if index == 6 else table[size])
     assert [size for size, _ in seen] == [64] * 2 + [128] * 2 + [256] * 2 + [512] * 2 + [256] * 2 + [512] * 2 + [64] * 2
@@ -121,7 +126,7 @@ def test_a_trial_of_which_one_iteration_was_disturbed_is_measured_again():
 
 @pytest.mark.parametrize("paused", [1, 2, 3, 4, 5])
 def test_a_pause_of_the_script_is_not_what_a_trial_has_lost(paused):
-    tuning = Tuning(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=1, loss=5.0))
+    tuning = tuning_of(SPACE, sizes(1, 2), TuneOptions(trials=3, iterations=2, settle=1, loss=5.0))
     run(tuning, lambda size, index: MS * (4_000 if index == paused else 10))
     assert len(tuning.trials) >= 3  # the pause ends no search
     assert abs(tuning.lost) < 0.1
@@ -129,14 +134,14 @@ def test_a_pause_of_the_script_is_not_what_a_trial_has_lost(paused):
 
 @pytest.mark.parametrize(("times_as_long", "measured"), [(1.6, 1), (1.4, 2), (1.2, 5), (1.0, 5)])
 def test_a_bad_trial_ends_the_earlier_the_worse_it_is(times_as_long, measured):
-    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5))
+    tuning = tuning_of(SPACE, sizes(1), TuneOptions(trials=2, iterations=5))
     run(tuning, lambda size, _: 10 * MS if size == 64 else round(10 * MS * times_as_long))
     assert len(tuning.trials[1].times_ns) == measured
     assert tuning.trials[1].cut == (measured < 5)
 
 
 def test_one_slow_iteration_is_no_reason_to_end_a_trial():
-    tuning = Tuning(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
+    tuning = tuning_of(SPACE, sizes(1), TuneOptions(trials=2, iterations=5, settle=1))
     run(tuning, lambda size, index: 10 * MS if size == 64 else 80 * MS if index == 9 else 9 * MS)
     assert tuning.trials[1].times_ns == (9 * MS, 9 * MS, 80 * MS, 9 * MS, 9 * MS)
     assert tuning.knobs == {"slice_bytes": 128}
@@ -157,7 +162,7 @@ def test_what_looking_costs_is_bounded(seed, noise, loss, trials, iterations, wo
     slow[64] = 1.0
     chances = Grid((draw.randrange(11) / 10,) for _ in iter(int, 1))
     options = TuneOptions(trials=trials, iterations=iterations, settle=1, loss=loss)
-    tuning = Tuning(SPACE, chances, options)
+    tuning = tuning_of(SPACE, chances, options)
     before_last, longest = 0.0, 0.0
 
     def time_ns(size, index):
@@ -188,7 +193,7 @@ def test_in_the_simulator_it_ends_within_two_per_cent_of_the_best_of_a_grid_desp
     best_ns = min(judge(space.at((x, y))) for x in side for y in side)
     for seed, prior in ((0, None), (1, search.predicted(space, lambda policy: judge(policy) // 2, steps=5))):
         draw = random.Random(seed)
-        tuning = Tuning(space, search.start("gaussian-process", 2, seed, prior), TuneOptions(trials=12))
+        tuning = tuning_of(space, search.start("gaussian-process", 2, seed, prior), TuneOptions(trials=12))
         known: dict[tuple[int, ...], int] = {}
         while not tuning.over:
             key = tuple(tuning.knobs.values())
@@ -213,3 +218,19 @@ def test_in_the_simulator_it_ends_within_two_per_cent_of_the_best_of_a_grid_desp
 def test_options_of_no_use_are_refused(options, says):
     with pytest.raises(InputError, match=says):
         TuneOptions(**options)
+
+
+def test_sizes_that_give_a_plan_that_was_tried_are_not_tried_and_gain_nothing():
+    searching = sizes(1, 2, 3, 4)
+    tuning = Tuning(SPACE, searching, TuneOptions(trials=5, iterations=2, settle=0), lambda knobs: knobs["slice_bytes"] <= 512)
+    seen = run(tuning, lambda size, index: 10 * MS - index)
+    assert {size for size, _ in seen} == {64, 1024}
+    told: list[tuple[float, ...]] = []
+    searching = sizes(1, 2, 3)
+    searching.tell = lambda point, iteration_ns: told.append((*point, iteration_ns))
+    tuning = Tuning(SPACE, searching, TuneOptions(trials=5, iterations=2, settle=0), lambda knobs: "one plan")
+    seen = run(tuning, lambda size, index: 10 * MS - index)
+    assert {size for size, _ in seen} == {64}
+    assert tuning.knobs == {"slice_bytes": 64}
+    assert tuning.describe().endswith("as given")
+    assert {took for *_, took in told} == {told[0][-1]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 from gradlane.core.fields import need, need_int
 from gradlane.core.records.tuned import KnobTrial
 from gradlane.planning import search
@@ -10,6 +12,8 @@ from gradlane.planning.trial_runner import TrialRunner, TryOptions
 from gradlane.units import format_bytes
 
 Knobs = dict[str, int]
+_MOST_SKIPPED = 20
+"""Points in a row whose plans were tried: then there is nothing else to try."""
 
 
 class TuneOptions(TryOptions, frozen=True):
@@ -30,25 +34,41 @@ class TuneOptions(TryOptions, frozen=True):
 
 
 class _Sizes:
-    """Turns a search's points into knobs."""
+    """Turns a search's points into knobs. Those that give a plan that was tried count as it did, and are not tried."""
 
-    def __init__(self, space: Space, searching: Search) -> None:
-        self._space, self._search = space, searching
+    def __init__(self, space: Space, searching: Search, plan_of: Callable[[Knobs], Hashable]) -> None:
+        self._space, self._search, self._plan_of = space, searching, plan_of
         self._point = space.point(space.start)
+        self._plan = plan_of(space.start)
+        self._took_ns: dict[Hashable, int] = {}  # by plan
 
-    def ask(self) -> Knobs:
-        self._point = self._search.ask()
-        return self._space.knobs(self._point)
+    def ask(self) -> Knobs | None:
+        for _ in range(_MOST_SKIPPED):
+            self._point = self._search.ask()
+            knobs = self._space.knobs(self._point)
+            self._plan = self._plan_of(knobs)
+            if self._plan not in self._took_ns:
+                return knobs
+            self._search.tell(self._point, self._took_ns[self._plan])
+        return None
 
     def tell(self, iteration_ns: int) -> None:
+        self._took_ns[self._plan] = iteration_ns
         self._search.tell(self._point, iteration_ns)
 
 
 class Tuning(TrialRunner[Knobs]):
-    """One tuning run: the policy's own sizes first, then those that a search proposes."""
+    """One tuning run: the policy's own sizes first, then those that a search proposes.
 
-    def __init__(self, space: Space, searching: Search, options: TuneOptions) -> None:
-        super().__init__(space.start, _Sizes(space, searching), options)
+    Args:
+        space: of the sizes.
+        searching: proposes points of it.
+        options: how they are tried.
+        plan_of: stands for the plan that sizes give; equal plans are tried once.
+    """
+
+    def __init__(self, space: Space, searching: Search, options: TuneOptions, plan_of: Callable[[Knobs], Hashable]) -> None:
+        super().__init__(space.start, _Sizes(space, searching, plan_of), options)
         self._space = space
 
     @property

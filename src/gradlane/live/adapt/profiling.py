@@ -193,6 +193,10 @@ class Planner:
         assert self.profile is not None, "there is a profile once the first plan is decided"
         return simulated_ns(make_plan(policy, self.profile, self.place), self.profile, self.place)
 
+    def fingerprint_of(self, policy: Policy) -> str:
+        """The fingerprint of the plan that `policy` makes for the present profile and place."""
+        return self._plan(policy, UNSET).fingerprint
+
     def _plan(self, policy: Policy | Plan, over: BackendName | UnsetType) -> Plan:
         profile = self.profile
         if profile is None:

@@ -63,7 +63,9 @@ class Tuner:
             if options.search == search.DEFAULT:
                 prior = search.predicted(self._space, planner.simulated_ns, _PRIOR_STEPS)
             searching = search.start(options.search, self._space.dimensions, options.seed, prior)
-            self._tuning = Tuning(self._space, searching, options)
+            self._tuning = Tuning(
+                self._space, searching, options, lambda knobs: planner.fingerprint_of(with_knobs(self._space.policy, knobs))
+            )
         self._since_ns = now_ns()
 
     def decide(self, planner: Planner, driver: Driver, backend: Backend) -> Plan | None:
