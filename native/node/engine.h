@@ -7,7 +7,7 @@
 // tensors. The engine notes when what
 // happened, and on request what the Dispatcher was told and answered.
 //
-// Threads: the owner begins iterations, asks and waits, on one thread; another one may ask what a ready
+// Threads: the owner begins iterations on one thread; any thread may ask and wait. Another one may ask what a ready
 // gradient completes, between a begin and the end of its sums. The node calls the methods
 // that are marked so, under its lock. What both use is atomic, or guarded by a lock of its own.
 
@@ -62,9 +62,9 @@ class Engine {
     static constexpr size_t kLoggedIterations = 20;  // of facts
     static constexpr int64_t kAll = -1;              // every tensor
 
-    // schedule: a valid one. carried: the tensors of each message, each once. firsts: of each message the
-    // first of the node's tensors that are its pieces, and the first behind all. forwards: whether a server returns packets as they are summed; otherwise it
-    // returns a message whole, so that its way back begins when it has been sent.
+    // schedule: a valid one. carried: the tensors of each message, each once. firsts[i]: the node's first tensor of
+    // message i; the last entry is one past the end. forwards: whether a server returns packets as they are summed;
+    // otherwise it returns a message whole, so that its way back begins when it has been sent.
     Engine(Schedule schedule, std::vector<std::vector<uint32_t>> carried, std::vector<MessageMemory> memory,
            std::vector<uint32_t> firsts, bool forwards, bool keeps_log);
 

@@ -21,7 +21,7 @@ from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
-from gradlane.live.startup.options import set_launched
+from gradlane.live.startup.launched import set_launched
 from tests.live.cases import differences
 from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
 

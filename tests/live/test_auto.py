@@ -128,7 +128,7 @@ def test_prophet_profiles_until_it_repeats_itself_and_assembles_its_blocks_anew_
         assert 4 <= int(iterations) <= 50
     assert first["plans"] == second["plans"]
     assert first["rate"] < second["rate"]
-    assert any("prophet blocks are assembled anew for" in line for line in first["lines"])
+    assert any("prophet plans anew for" in line for line in first["lines"])
     assert second["lines"] == []
 
 

@@ -21,7 +21,7 @@ STARTUP = {
     "live/ddp/watch.py",  # RANK
     "live/startup/boot.py",  # the options of `gradlane launch`
     "live/startup/children.py",  # RANK, GROUP_RANK, MASTER_ADDR, MASTER_PORT, and which rank a process comes from
-    "live/startup/options.py",  # the same, where a script was started in another way
+    "live/startup/launched.py",  # the same, where a script was started in another way
     "live/startup/rendezvous.py",  # RANK, WORLD_SIZE, MASTER_PORT
     "live/startup/validation.py",  # WORLD_SIZE
     "testing/planned_anew.py",  # handed on to another interpreter

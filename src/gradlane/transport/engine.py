@@ -51,8 +51,8 @@ class MessageMemory(NamedTuple):
 class NodeEngine:
     """The messages of one plan on their way, iteration after iteration.
 
-    All memory must stay until the node carries out another plan or is closed. One thread calls
-    `begin` and `wait`, and one, which may be another, `ready` after `begin`; any may call the rest.
+    All memory must stay until the node carries out another plan or is closed. One thread calls `begin`, and one, which may
+    be another, `ready` after it; any may wait, or call the rest.
 
     Args:
         node: its tensors from `first` on are the messages of the plan, in order, or the pieces of these.

@@ -37,8 +37,8 @@ Collective = Callable[[Callable[[], Any]], Any]
 
 
 class Planner:
-    """Makes a session's plans. Owned by the session; used on the training thread, between
-    iterations only.
+    """Makes a session's plans. Owned by the session. Plans are made on the training thread, between iterations; `measures` and
+    `builder` are used within them, on any thread.
 
     Args:
         policy: what to plan with, or a plan made before.

@@ -83,7 +83,7 @@ class Replanning:
         planner.profile = self._watch.profile(planner.profile, moved)
         self._watch.settle_after(moved)
         rate = format_rate(planner.network.bytes_per_second)
-        log.warning("gradlane: %s blocks are assembled anew for %s: %s", self._policy.name, rate, moved)
+        log.warning("gradlane: %s plans anew for %s: %s", self._policy.name, rate, moved)
         return self._policy
 
     def record(self) -> None:

@@ -34,8 +34,9 @@ class Sums(Protocol):
     """The sums of one plan over the ranks of a job, iteration after iteration.
 
     Threads: `start`, `start_second_phase`, `begin` and `expect` are called under one lock of the session, by any thread, also
-    from within `on_done` and `on_sent`. All others are called by the training thread. `on_done` and `on_sent` may be called at
-    any time from any thread, but by a thread that holds none of the backend's own locks. Nothing here waits for another rank.
+    from within `on_done` and `on_sent`. Any thread that uses a parameter may call the others but `carry_out` and `so_far`.
+    `on_done` and `on_sent` may be called at any time from any thread, but by one that holds none of the backend's own locks.
+    Nothing here waits for another rank.
 
     For each iteration: `begin` and one `start` for each message. Once every message has ended its first phase, each two-phase
     message gets `start_second_phase`. The next iteration begins when all have ended. If `carry_out` has returned an engine,

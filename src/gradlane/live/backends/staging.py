@@ -30,7 +30,8 @@ _LEFT_S = 5.0  # for which `close` waits for a copy in flight
 class Staging:
     """The copies between the slots of one session on a device and their mirror in CPU memory.
 
-    Threads: the training thread calls all methods, or a thread of autograd's that it waits for.
+    Threads: the training thread calls all methods, or a thread of autograd's that it waits for. Whichever thread needs a sum
+    calls `bring_up`.
 
     Args:
         streams: of the device.

@@ -29,7 +29,7 @@ _64_BITS = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Carrier(Protocol):
-    """Carries out one plan, iteration after iteration. Any thread may ask; the training thread calls the rest."""
+    """Carries out one plan, iteration after iteration. Any thread may ask and wait; the training thread calls the rest."""
 
     def begin(self, iteration: int) -> None:
         """An iteration begins; every message of the one before has arrived. Under the session's lock."""

@@ -9,7 +9,7 @@ dead one, since a thread in native code sends the beats, whatever Python does
 that is long, one line names the rank. Rank 0 passes on what it learns, so that every rank ends with
 an error that names the same culprit.
 
-`control_protocol.py` decides; this module owns the sockets, the clock and the thread. Each process
+`control_protocol.py` decides; this module owns the sockets, the clock and the thread. Each session
 has one such thread in Python, which reads frames and runs the callbacks.
 
 A malformed frame (`control_frames.py`) closes only the connection it came on. A connection must

@@ -1,7 +1,7 @@
 """Failures: the first failure of a job, which stands, and waits that end with a result or with it.
 
-Which failure stands is in `verdict.py`; here are its lock and its waits. The training thread blocks
-only in `wait_until` and in an engine (`wait_in`), which end within the timeout. What blocks in torch
+Which failure stands is in `verdict.py`; here are its lock and its waits. The training thread blocks only in these waits.
+Each ends by the timeout, by its own limit, or with the call that it waits for. What blocks in torch
 or in native code runs beside it (`collective`). Everything that waits, and every later call, raises
 the first failure. Any thread may report one. Other threads of the script may wait too, and so may a
 signal handler that has interrupted a wait. Whoever waits gives up the turn (`turn.py`).

@@ -35,8 +35,9 @@ from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_beside, ignored_in, summed_parameters
 from gradlane.live.session.session import Session
 from gradlane.live.startup.attach import Wrapped, attach_from
+from gradlane.live.startup.launched import launched
 from gradlane.live.startup.lifecycle import session_of, sharing_with
-from gradlane.live.startup.options import AttachOptions, launched
+from gradlane.live.startup.options import AttachOptions
 
 log = logging.getLogger("gradlane")
 

@@ -31,9 +31,10 @@ from gradlane.live.session.console import use_console
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
 from gradlane.live.startup import handshake
+from gradlane.live.startup.launched import launched, note_attached
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
-from gradlane.live.startup.options import AttachOptions, CarrierOptions, launched, note_attached
+from gradlane.live.startup.options import AttachOptions, CarrierOptions
 from gradlane.live.startup.validation import Optimizers, job_of, require_process_group
 from gradlane.transport import UNBOUNDED, Node, NodeOptions
 from gradlane.transport.formation import form
@@ -130,12 +131,7 @@ def attach_to_servers(
             buffers = await_others(lambda: Broadcasts(job, values, new_groups), "the connections for buffers")
         values.meet()  # nobody waits for anybody's part in this any more
     coordination.channel.close()  # from here on the node tells what becomes of the others
-    iterations = ServedIterations(
-        model, job.params, job.optimizers, groups, values, rank=job.rank, global_rank=job.global_rank,
-        crosses_barrier=plan.crosses_barrier,
-        scale=1.0 / job.world if staleness == 0 else 1.0, staleness=staleness, buffers=buffers,
-    )  # fmt: skip
-    session = ServedSession(iterations, values, after_close=forget)
+    session = ServedSession(ServedIterations(job, groups, values, staleness, buffers), values, after_close=forget)
     keep(session)
     note_attached()
     return session

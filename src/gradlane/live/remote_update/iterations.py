@@ -17,7 +17,6 @@ script that writes to a parameter, since the servers' value would not change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -31,6 +30,7 @@ from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
 from gradlane.live.session.closures import run_first
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
+from gradlane.live.session.job import Job
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
 from gradlane.live.session.phases import TWICE, Event, NotAllowedError, Phase
 from gradlane.live.session.tracked import Tracked, all_go_on
@@ -43,54 +43,37 @@ class ServedIterations:
     """The iterations of a model whose parameters are on servers: the `passes.Listener` of its model.
 
     Args:
-        model: to train.
-        params: its trained parameters with their names, the most urgent first.
-        optimizers: that have `params`.
-        groups: of `optimizers`.
-        values: the servers' parameters.
-        rank, global_rank: of this process in its group, and in the whole job.
-        crosses_barrier: whether each layer of the next forward pass waits for its own parameters alone, rather than
-            `step()` for all.
-        scale: factor for each gradient before it is sent: 1 / ranks if ranks run in step, else 1.
+        job: the model, with its trained parameters in the order of `values`.
+        groups: of the job's optimizers.
+        values: the servers' parameters, and the plan by which they come.
         staleness: as for `attach_to_servers`.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        params: Sequence[tuple[str, torch.nn.Parameter]],
-        optimizers: Sequence[torch.optim.Optimizer],
-        groups: ParameterGroups,
-        values: Values,
-        *,
-        rank: int,
-        global_rank: int,
-        crosses_barrier: bool,
-        scale: float,
-        staleness: int | None,
-        buffers: Broadcasts | None,
+        self, job: Job, groups: ParameterGroups, values: Values, staleness: int | None, buffers: Broadcasts | None
     ) -> None:
-        self._model = model
-        self.rank, self.staleness = rank, staleness
-        self._global_rank = global_rank
-        self.tracked = [Tracked(name, param, tensor) for tensor, (name, param) in enumerate(params)]
+        self._model = job.model
+        self.rank, self.staleness = job.rank, staleness
+        self._global_rank = job.global_rank
+        self.tracked = [Tracked(name, param, tensor) for tensor, (name, param) in enumerate(job.params)]
         self._of = {id(tracked.param): tracked for tracked in self.tracked}
-        self._groups, self._values = groups, values
-        self._scale, self.buffers, self._crosses_barrier = scale, buffers, crosses_barrier
+        self._groups, self._values, self.buffers = groups, values, buffers
+        # ranks that run in step have one update of the gradients' average
+        self._scale = 1.0 / job.world if staleness == 0 else 1.0
         self.iteration = -1
         self.failure: JobError | None = None
-        self._sent: list[SentGradient | None] = [None] * len(params)
+        self._sent: list[SentGradient | None] = [None] * len(job.params)
         self._rules = groups.rules()
-        for param in parameters_of_scripts(model):
+        for param in parameters_of_scripts(job.model):
             if id(param) in self._of:
                 self._of[id(param)].unguarded = True
         self.actions = ServedActions(self, values, lambda tracked: self._updates.use(tracked, _nothing))
         self._updates: Updates[ServedStep] = Updates(turn, self.actions)
         self._has_warned = False
         self._has_states = True  # whether the optimizers have the servers' state
-        self.passes = Passes(model, self.tracked, optimizers, self)
-        for optimizer in optimizers:
+        self.passes = Passes(job.model, self.tracked, job.optimizers, self)
+        for optimizer in job.optimizers:
             self.passes.hold(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
 
     # -- forward ---------------------------------------------------------------------------------------
@@ -256,7 +239,7 @@ class ServedIterations:
             [
                 tracked
                 for tracked in self._updates
-                if not self._crosses_barrier or tracked.unguarded or self._values.has_arrived(tracked.tensor)
+                if not self._values.plan.crosses_barrier or tracked.unguarded or self._values.has_arrived(tracked.tensor)
             ]
         )
 
@@ -330,7 +313,7 @@ class ServedIterations:
         raise error
 
     def is_busy_here(self) -> bool:
-        """Whether the calling thread is in the middle of a change: the turn says so."""
+        """False: every change here is made in turn, and a signal's handler looks at the turn by itself."""
         return False
 
     def before_fork(self) -> None:

@@ -37,7 +37,8 @@ class Unchecked:
 
 
 class FiniteCheck(Unchecked):
-    """The check of one session. Used on the training thread, and `contributes` on the thread of `Staging` where there is one.
+    """The check of one session. `updates` runs on the thread that makes the update, `contributes` on the training thread, or
+    on that of `Staging` where there is one.
 
     Args:
         driver: the session's.

@@ -31,7 +31,7 @@ _NEEDED_EARLY = 5  # steps in a row after which a script is taken to need all up
 
 
 class Steps:
-    """The steps of the optimizers of one session. Used on the training thread.
+    """The steps of the optimizers of one session. Used on the training thread, but for `updates_are_needed`.
 
     Args:
         parts: of the session.

@@ -53,9 +53,10 @@ from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
 from gradlane.live.session.session import Session
 from gradlane.live.session.verification import Unverified, Verifier
 from gradlane.live.startup import handshake
+from gradlane.live.startup.launched import launched, note_attached
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
-from gradlane.live.startup.options import AttachOptions, FolderOptions, SteppingOptions, launched, note_attached
+from gradlane.live.startup.options import AttachOptions, FolderOptions, SteppingOptions
 from gradlane.live.startup.validation import Optimizers, job_of, trains_alone
 from gradlane.planning import catalog
 from gradlane.planning.plans import make_plan

@@ -24,11 +24,11 @@ import gradlane  # noqa: E402
 from gradlane.core.launch_options import LaunchOptions  # noqa: E402
 from gradlane.errors import GradlaneError, InputError  # noqa: E402
 from gradlane.live.startup import children, lifecycle  # noqa: E402
-from gradlane.live.startup.options import has_attached  # noqa: E402
+from gradlane.live.startup.launched import has_attached  # noqa: E402
 
 _kept: dict[str, Any] = {}
-"""What the script has left: it goes when the process ends, as without a launcher. Destroyed here, a torch DDP whose
-process group is gone hung in 2 of 9 jobs on a busy machine, and kept until then in none of 16.
+"""What the script has left. It goes when the process ends, as without a launcher. Where it went before that, torch's DDP
+hung in 2 of 9 jobs whose process group was gone, on a busy machine; kept until the end it hung in none of 16.
 """
 
 

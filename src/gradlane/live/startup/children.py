@@ -25,7 +25,7 @@ import gradlane
 from gradlane.core.launch_options import LaunchOptions
 from gradlane.errors import InputError
 from gradlane.live.startup import rendezvous
-from gradlane.live.startup.options import set_launched
+from gradlane.live.startup.launched import set_launched
 
 _VARIABLE = "GRADLANE_RANK"  # the environment variable by which a process knows the rank that it comes from
 _HAS_AGENT = "TORCHELASTIC_USE_AGENT_STORE"

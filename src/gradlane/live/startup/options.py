@@ -8,7 +8,6 @@ agree on.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -276,11 +275,8 @@ class AttachOptions(msgspec.Struct, frozen=True):
     @property
     def asks_for_nothing(self) -> bool:
         """Whether one rank has nothing to do: no plan to carry out and nothing to measure or check."""
-        return self.may_choose_backend and self.folders == FolderOptions() and not self._checks
-
-    @property
-    def _checks(self) -> bool:
-        return self.stepping.verify is not None or self.stepping.check_finite
+        checks = self.stepping.verify is not None or self.stepping.check_finite
+        return self.may_choose_backend and self.folders == FolderOptions() and not checks
 
     @property
     def is_auto(self) -> bool:
@@ -369,37 +365,3 @@ def _struct(kind: Any, given: Mapping[str, Any], **fields: Any) -> Any:
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
-
-
-_launched: LaunchOptions | None = None
-_attached = False
-
-
-def launched() -> LaunchOptions:
-    """The options of the launcher of this process, or of its environment; empty if there are none.
-
-    Raises:
-        InputError: the environment variable has a wrong value.
-    """
-    return LaunchOptions.from_environment(os.environ) if _launched is None else _launched
-
-
-def note_attached() -> None:
-    """This process has attached a model, so that the launcher's options have an effect."""
-    global _attached
-    _attached = True
-    folder = launched().attached
-    if folder is not None:
-        with contextlib.suppress(OSError):  # what is said at the end is worth no failure
-            Path(folder, str(os.getpid())).touch()
-
-
-def has_attached() -> bool:
-    """Whether this process has."""
-    return _attached
-
-
-def set_launched(options: LaunchOptions) -> None:
-    """Make every later `attach` in this process obey `options`."""
-    global _launched
-    _launched = options

@@ -1,6 +1,4 @@
-"""Validation: checks that model, optimizers and process group can be attached; copies rank 0's
-parameters to all ranks.
-"""
+"""Validation: checks that a model, its optimizers and its process group can be attached, and describes them as a `Job`."""
 
 from __future__ import annotations
 
