@@ -209,7 +209,7 @@ def leave_a_comparison(folder: Path) -> None:
     comparison = Comparison("gradlane compare", "here", 2, None, "alexnet", 4, 1, None, "", (result,))
     (folder / "comparison.json").write_bytes(comparison.to_json())
     (folder / "config.json").write_bytes(b'{"arms": []}')
-    (folder / "rank-0.json").write_bytes(b'{"arms": {"no-communication": {"step_ns": [5]}}, "all_reduce_ns": [5]}')
+    (folder / "rank-0.json").write_bytes(b'{"arms": {"no-communication": {"step_ns": [5]}}, "all_reduce_ns": [5], "turns": 1}')
     files.write(folder / "profile-rank0.json", PROFILE)
 
 
@@ -220,12 +220,21 @@ def leave_a_comparison(folder: Path) -> None:
         ("config.json", None, "got no file that can be read (No such file or directory)"),
         ("config.json", b"{}", "got an object without 'arms'"),
         ("rank-0.json", b"", "got no JSON"),
-        ("rank-0.json", b'{"arms": {}, "all_reduce_ns": [5]}', "expected 'no-communication' among them"),
-        ("rank-0.json", b'{"arms": {"no-communication": {"step_ns": []}}, "all_reduce_ns": [5]}', "step_ns: got 'no steps'"),
+        ("rank-0.json", b'{"arms": {}, "all_reduce_ns": [5], "turns": 1}', "expected 'no-communication' among them"),
         (
             "rank-0.json",
-            b'{"arms": {"no-communication": {"step_ns": [5]}}, "all_reduce_ns": []}',
+            b'{"arms": {"no-communication": {"step_ns": []}}, "all_reduce_ns": [5], "turns": 1}',
+            "step_ns: got 'no steps'",
+        ),
+        (
+            "rank-0.json",
+            b'{"arms": {"no-communication": {"step_ns": [5]}}, "all_reduce_ns": [], "turns": 1}',
             "all_reduce_ns: got 'no times'",
+        ),
+        (
+            "rank-0.json",
+            b'{"arms": {"no-communication": {"step_ns": [5]}}, "all_reduce_ns": [5], "turns": 0}',
+            "turns: got 0, expected an integer from 1",
         ),
         ("profile-rank0.json", None, "got no file that can be read"),
         ("profile-rank0.json", files.dumps(PROFILE.stretched(0)), "got a profile whose steps take no time"),

@@ -140,8 +140,9 @@ def command(
 ) -> None:
     """Train in turns under torch DDP and under several policies, and compare.
 
-    "x DDP" is the median, over turns, of DDP's step divided by the policy's in the same turn; p25..p75 is how far turns
-    differ. A ratio above what the run's own bound permits is marked with "!", and a line below the table says why.
+    "x DDP" is the median, over turns, of DDP's step divided by the policy's in the same turn: of an even number of turns the
+    lower of the two in the middle. p25..p75 is how far turns differ, and below five turns the whole range. A ratio above
+    what the run's own bound permits is marked with "!", and a line below the table says why.
 
     Without MODEL it is a network on images of digits, and the parameters after the last step are compared with DDP's
     bit for bit. MODEL is a profile's file or a name of `gradlane zoo`: an emulated device with its tensors and times.

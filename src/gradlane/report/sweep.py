@@ -25,7 +25,8 @@ def render_sweep(sweep: Sweep, console: Console) -> None:
         kept = sum(_best(cells, True).median_ns <= 1.03 * _best(cells, False).median_ns for cells in sweep.trials)
         console.print(
             f"simulator: error {np.median(errors):.1%} (median), {np.quantile(errors, 0.9):.1%} (9 of 10 are below) over "
-            f"{len(own)} cells; what it calls best is within 3 % of the best measured in {kept} of {len(sweep.trials)} trials"
+            f"{len(own)} cells, those of policies; what it calls best is within 3 % of the best measured in {kept} of "
+            f"{len(sweep.trials)} trials"
         )
     console.print(Text(f"on {sweep.machine}"))
 

@@ -14,11 +14,11 @@ from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
 from gradlane.compare.evaluation import answer, trial_remarks
 from gradlane.compare.records import Cell, Comparison, Sweep, hosts_text
 from gradlane.core import files
-from gradlane.core.fields import need
+from gradlane.core.fields import need, need_int
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.search_log import SearchLog
-from gradlane.core.records.speedup import Speedup
+from gradlane.core.records.speedup import Speedup, turn_times
 from gradlane.core.timeline import Timeline
 from gradlane.errors import FormatError, InputError
 from gradlane.lab.links.gauges import read_samples
@@ -112,10 +112,12 @@ class _Outcome(msgspec.Struct):
 
     arms: dict[str, _Steps]
     all_reduce_ns: tuple[int, ...]
+    turns: int
 
     def __post_init__(self) -> None:
         need(ALONE in self.arms, "arms", ", ".join(self.arms), f"{ALONE!r} among them")
         need(len(self.all_reduce_ns) > 0, "all_reduce_ns", "no times", "one or more")
+        need_int("turns", self.turns, 1, 1_000_000)
 
 
 class _Run:
@@ -127,10 +129,12 @@ class _Run:
         specs = _decoded(folder / CONFIG, lambda data: files.decode(data, _Given, "$", "gradlane.compare config")).arms
         self._specs = {BASELINE: ArmSpec("ddp"), **{spec.name: spec for spec in specs}}
         outcome = _decoded(folder / "rank-0.json", lambda data: files.decode(data, _Outcome, "$", "gradlane.compare rank"))
-        alone_ns = statistics.median(outcome.arms[ALONE].step_ns)
+        # by turns, as the bound of the comparison counts them
+        alone_ns = statistics.median(turn_times(outcome.arms[ALONE].step_ns, outcome.turns))
+        summing_ns = statistics.median(turn_times(outcome.all_reduce_ns, outcome.turns))
         self.lines = [
             ("computing alone", alone_ns / 1e6),
-            ("all gradients as one all-reduce", statistics.median(outcome.all_reduce_ns) / 1e6),
+            ("all gradients as one all-reduce", summing_ns / 1e6),
         ]
         profile = files.read(folder / "profile-rank0.json", Profile)
         if not profile.compute_ns:
