@@ -142,7 +142,7 @@ def test_what_is_checked_is_found_in_the_documents() -> None:
     assert len(ALL_COMMANDS) > 60
     assert len(list(python_of("docs/lab.md"))) == 1
     assert [line for line, _ in python_of("docs/training.md")] == [97, 119, 134, 155]
-    assert len(list(blocks("docs/planning.md"))) == 12
+    assert len(list(blocks("docs/planning.md"))) == 13
     assert len(places("bench/notes/faults.md")) > 20
 
 
