@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-import gradlane
 from gradlane.core.backends import SummationOrder
 from gradlane.core.fields import need, need_int
 from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
@@ -188,29 +187,19 @@ def _terms(
     staleness: int | None,
     broadcast_buffers: bool | None,
 ) -> handshake.Terms:
-    return handshake.Terms(
-        gradlane=gradlane.__version__,
-        torch=str(torch.__version__),
-        world_size=job.world,
-        policy=plan.policy,
-        backend="server",
-        order="none",
-        optimizers=tuple(type(one).__name__ for one in job.optimizers),
-        options={
-            "updates": "on the servers",
-            "plan": plan.fingerprint,
-            "staleness": staleness,
-            "servers": carrier.servers,
-            "packet_bytes": carrier.packet_bytes,
-            "summation_order": carrier.summation_order,
-            "broadcast_buffers": broadcast_buffers,
-            "parameter groups": _members(job, groups),
-            "rules": [rule.kind for rule in groups.rules()],
-            "optimizer state": any(_states(job, groups)),
-        },
-        tensors=job.described_tensors,
-        buffers=job.described_buffers,
-    )
+    options = {
+        "updates": "on the servers",
+        "plan": plan.fingerprint,
+        "staleness": staleness,
+        "servers": carrier.servers,
+        "packet_bytes": carrier.packet_bytes,
+        "summation_order": carrier.summation_order,
+        "broadcast_buffers": broadcast_buffers,
+        "parameter groups": _members(job, groups),
+        "rules": [rule.kind for rule in groups.rules()],
+        "optimizer state": any(_states(job, groups)),
+    }
+    return handshake.terms_of(job, plan.policy, "server", "none", options)
 
 
 def _node(job: Job, given: AttachOptions, terms: handshake.Terms, store: Any) -> Node:

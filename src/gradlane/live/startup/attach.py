@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from msgspec import UNSET
 
-import gradlane
 from gradlane import policies
 from gradlane.core import files
 from gradlane.core.backends import BackendName, refuse_what_cannot_be_done
@@ -347,18 +346,9 @@ def _may_cross(job: Job, cross_barrier: bool | None) -> bool:
 
 def _terms(job: Job, options: AttachOptions, start: _Start, may_cross: bool) -> handshake.Terms:
     chosen = start.chosen
-    return handshake.Terms(
-        gradlane=gradlane.__version__,
-        torch=str(torch.__version__),
-        world_size=job.world,
-        policy=AUTO if options.is_auto else f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen),
-        backend=ANY if _may_choose_backend(job, options) else options.backend,
-        order=options.stepping.order,
-        optimizers=tuple(type(one).__name__ for one in job.optimizers),
-        options={"cross_barrier": may_cross, **options.terms()},
-        tensors=job.described_tensors,
-        buffers=job.described_buffers,
-    )
+    policy = AUTO if options.is_auto else f"plan {chosen.fingerprint}" if isinstance(chosen, Plan) else repr(chosen)
+    backend = ANY if _may_choose_backend(job, options) else options.backend
+    return handshake.terms_of(job, policy, backend, options.stepping.order, {"cross_barrier": may_cross, **options.terms()})
 
 
 # -- connecting -----------------------------------------------------------------------------------------------

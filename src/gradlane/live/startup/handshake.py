@@ -13,7 +13,9 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
+import torch
 
+import gradlane
 from gradlane.errors import MismatchError
 from gradlane.live.comm.roll_call import RollCall
 from gradlane.live.session.job import Job
@@ -39,6 +41,28 @@ class Terms(msgspec.Struct, frozen=True):
     def fingerprint(self) -> bytes:
         """A digest of 32 bytes; equal terms have equal ones."""
         return sha256(msgspec.json.encode(self, order="deterministic")).digest()
+
+
+def terms_of(job: Job, policy: str, backend: str, order: str, options: dict[str, Any]) -> Terms:
+    """The terms of a session that trains `job`.
+
+    Args:
+        job: the model and its optimizers.
+        policy, backend, order: names.
+        options: what else must be equal on all ranks.
+    """
+    return Terms(
+        gradlane=gradlane.__version__,
+        torch=str(torch.__version__),
+        world_size=job.world,
+        policy=policy,
+        backend=backend,
+        order=order,
+        optimizers=tuple(type(one).__name__ for one in job.optimizers),
+        options=options,
+        tensors=job.described_tensors,
+        buffers=job.described_buffers,
+    )
 
 
 class _Entry(msgspec.Struct, frozen=True):
