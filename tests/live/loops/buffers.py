@@ -336,6 +336,37 @@ def evaluation_of_another_kind_on_each_rank(job: Job) -> None:
     _train(job, evaluate)
 
 
+def _evaluate(job: Job) -> None:
+    job.model.eval()
+    with torch.no_grad():
+        job.see("evaluation", job.loss())
+    job.model.train()
+
+
+@loop(model=Convolutions, attach={"verify": True}, says=None)
+def an_evaluation_on_one_rank_alone_between_steps(job: Job) -> None:
+    """Before a further step, whose buffers torch's class exchanges in the evaluation already."""
+
+    def evaluate(step: int) -> None:
+        for _ in range(step % 3 if step % 2 == job.rank and step < STEPS - 1 else 0):
+            _evaluate(job)
+
+    _train(job, evaluate)
+
+
+@loop(model=Convolutions, attach={"verify": True}, defers=None, says=None)
+def a_pass_in_training_mode_without_gradients_on_one_rank_alone(job: Job) -> None:
+    """It moves that rank's running statistics, which are rank 0's again in the next step."""
+    for step in range(STEPS):
+        if step > 1 and step % 3 == job.rank:  # torch's class exchanges something else before the second step
+            with torch.no_grad():
+                job.see("statistics", job.loss())
+        job.backward()
+        _see_buffers(job)
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+
+
 @loop(model=Convolutions, defers=None, says=None)
 def passes_in_evaluation_mode_between_those_of_an_accumulation(job: Job) -> None:
     """DDP broadcasts buffers before the forward pass that follows any that summed, whatever its mode was."""

@@ -151,11 +151,13 @@ class Iterations:
             )
         if trains:
             self._forward_that_trains(watches=not whole and not parts.settled)
+        elif self.passes.counts_calls and parts.buffers is not None:
+            self._verifier.forward_begins(self._driver.iteration + 1, trains)
 
     def _forward_that_trains(self, watches: bool) -> None:
         self._steps.go_on_after_an_error()
         if self.passes.counts_calls and self.parts.buffers is not None:
-            self._verifier.forward_begins(self._driver.iteration + 1)
+            self._verifier.forward_begins(self._driver.iteration + 1, trains=True)
         if self.trains_more is not None:
             raise JobError(f"{self.trains_more} was frozen at attach and is trained now: close() the session and attach again")
         buffers = self.parts.buffers

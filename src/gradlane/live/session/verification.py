@@ -119,8 +119,13 @@ class Unverified:
             wait_for: waits for collectives of a group; the text says what they are.
         """
 
-    def forward_begins(self, iteration: int) -> None:
-        """A forward pass of `iteration` in training begins, with the buffers as they are now."""
+    def forward_begins(self, iteration: int, trains: bool) -> None:
+        """A forward pass begins, with the buffers as they are now.
+
+        Args:
+            iteration: that of the next backward pass.
+            trains: it is in training, with gradients.
+        """
 
     def forward_ended(self, sums: bool) -> None:
         """A forward pass has ended; `sums`: under DDP the next one begins with rank 0's buffers."""
@@ -240,9 +245,11 @@ class Verifier(Unverified):
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
         self._is_stepping = False  # the last of them has not returned
         self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor]] = []
-        # when the last forward pass began that DDP begins with rank 0's; its own rule, since BufferSync is what is verified
-        self._buffers: list[torch.Tensor] | None = None
+        # by iteration, when the forward pass began that DDP begins with rank 0's: one of training, or an evaluation before it,
+        # perhaps on this rank alone. Its own rule, since BufferSync is what is verified.
+        self._buffers: dict[int, list[torch.Tensor]] = {}
         self._buffers_are_due = buffers_are_due
+        self._has_trained = False  # a forward pass in training has begun since the last backward pass
 
     def connect(
         self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
@@ -255,9 +262,11 @@ class Verifier(Unverified):
 
     # -- copying -----------------------------------------------------------------------------------
 
-    def forward_begins(self, iteration: int) -> None:
-        if self._buffers_are_due and self._options.includes(iteration):
-            self._buffers = [buffer.detach().clone() for _, buffer in self._job.buffers]
+    def forward_begins(self, iteration: int, trains: bool) -> None:
+        due_in = iteration if trains else iteration + self._has_trained
+        self._has_trained |= trains
+        if self._buffers_are_due and self._options.includes(due_in):
+            self._buffers[due_in] = [buffer.detach().clone() for _, buffer in self._job.buffers]
 
     def forward_ended(self, sums: bool) -> None:
         self._buffers_are_due = sums
@@ -273,6 +282,7 @@ class Verifier(Unverified):
     def begin(self, iteration: int, crosses: bool) -> None:
         is_checked = crosses and self._to_check > 0
         self._to_check -= is_checked
+        self._has_trained = False
         self._iteration, self.verifies = iteration, is_checked or self._options.includes(iteration)
         for values in (self._parts, self._totals, self._touched, self._last_updates, self._steps, self._norms):
             values.clear()
@@ -354,7 +364,8 @@ class Verifier(Unverified):
         self.verified.steps += 1
 
     def _compare_buffers(self) -> None:
-        mine, self._buffers = self._buffers, None
+        mine = self._buffers.get(self._iteration)
+        self._buffers = {due_in: buffers for due_in, buffers in self._buffers.items() if due_in > self._iteration}
         if mine is None:
             return
         references = [buffer.clone() for buffer in mine]
@@ -428,10 +439,13 @@ class Verifier(Unverified):
         verified = self.verified
         if not verified.steps:
             return None
-        exactly = self._world == 2 and not self._halves
+        equal = "equal to DDP bit for bit" if self._world == 2 else "equal to DDP (sums within rounding)"
+        if self._halves:
+            dtype = str(next(iter(self._halves.values()))).removeprefix("torch.")
+            equal = f"equal to DDP that compresses to {dtype} (sums within rounding)"
         return (
             f"verified {verified.steps} of {steps} steps, {len(verified.tensors)} tensors, {verified.deferred:,} of "
-            f"{verified.updates:,} updates deferred: equal to DDP " + ("bit for bit" if exactly else "(sums within rounding)")
+            f"{verified.updates:,} updates deferred: {equal}"
         )
 
     # -- failing -----------------------------------------------------------------------------------
