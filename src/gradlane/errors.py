@@ -167,3 +167,9 @@ class RunError(JobError):
     def __init__(self, what: str, exit_code: int) -> None:
         super().__init__(f"{what} ended with exit code {exit_code}; what went wrong is above")
         self.exit_code = exit_code
+
+
+def described(error: BaseException) -> str:
+    """An exception in one line: its type, and its text if it has one, as `KeyboardInterrupt` has not."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -58,7 +58,12 @@ def end(channel: ControlChannel, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(None, None), (LookupError("by the test"), "rank 1 failed: LookupError: by the test")]
+    ("error", "told"),
+    [
+        (None, None),
+        (LookupError("by the test"), "rank 1 failed: LookupError: by the test"),
+        (KeyboardInterrupt(), "rank 1 failed: KeyboardInterrupt"),
+    ],
 )
 def test_a_rank_that_leaves_before_the_last_one_comes_has_come(error, told):
     left: list[tuple[int, JobError | None]] = []

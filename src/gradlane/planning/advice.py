@@ -103,7 +103,7 @@ class Advice(msgspec.Struct, frozen=True):
 
     @property
     def hidable(self) -> float:
-        """The part of a step that DDP waits for more than it must, simulated."""
+        """By how much DDP's simulated step is above the bound, as a part of the measured step: what a schedule could hide."""
         return max(0.0, (self.baseline.expected_ns - self.bound_ns) / self.step_ns)
 
     @property

@@ -144,7 +144,7 @@ def _module(where: str) -> ModuleType:
             return importlib.import_module(where)
         folder = str(Path(where).resolve().parent)
         if folder not in sys.path:
-            sys.path.insert(0, folder)  # as `python file.py` does: it may import its neighbours
+            sys.path.append(folder)  # it may import its neighbours; last, so that nothing of the script is hidden
         spec = importlib.util.spec_from_file_location(f"_own_{Path(where).stem}", where)
         if spec is None or spec.loader is None:
             raise ImportError(f"{where} cannot be loaded")

@@ -25,7 +25,7 @@ from gradlane.core.plan import Message, Plan
 from gradlane.core.policy import Policy
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span, Timeline
-from gradlane.errors import GradlaneError, InputError, JobError, MismatchError, PlanError
+from gradlane.errors import GradlaneError, InputError, JobError, MismatchError, PlanError, described
 from gradlane.planning import catalog
 from gradlane.planning.plans import accepted, make_plan
 from gradlane.plugin.meeting import Meeting, Store
@@ -275,7 +275,7 @@ class Averaging:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         failure = self.failure
-        self.close("" if error is None else f"{type(error).__name__}: {error}")
+        self.close("" if error is None else described(error))
         if failure is not None and error is not failure:
             raise failure from error
 

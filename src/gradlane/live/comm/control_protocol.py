@@ -17,7 +17,7 @@ import struct
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Generic
 
-from gradlane.errors import JobError, NotFiniteError, PeerError
+from gradlane.errors import JobError, NotFiniteError, PeerError, described
 from gradlane.live.comm.control_actions import Action, Connection, Drop, Keep, Send, Subject, Tell, Warn
 from gradlane.live.comm.control_frames import (
     BEAT,
@@ -438,4 +438,4 @@ class ControlProtocol(Generic[Connection]):
 
 def _text_of(error: BaseException) -> str:
     """What the other ranks are told of an exception."""
-    return str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, JobError) else described(error)

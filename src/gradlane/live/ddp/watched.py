@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradlane.core.records.ddp_run import DdpRun
+from gradlane.errors import described
 from gradlane.live.adapt.profile_builder import ProfileBuilder
 from gradlane.live.backends import probe
 from gradlane.live.backends.gradient_buffers import spec_of
@@ -385,7 +386,7 @@ class Watch:
             return
         self._progress.end()
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
-            why = f"the script failed after {self._step} steps: {type(error).__name__}: {error}"
+            why = f"the script failed after {self._step} steps: {described(error)}"
         elif not self.models:
             why = (
                 "the script wrapped no model in torch's DistributedDataParallel; one that calls gradlane.attach says by "

@@ -284,7 +284,7 @@ class DistributedDataParallel(TorchDDP):
             )
             return
         self._tell_of_what_was_added()
-        options = {"broadcast_buffers": self.broadcast_buffers, **self._options}
+        options = {"broadcast_buffers": bool(self.broadcast_buffers), **self._options}
         policy = options.pop("policy", None)
         wrapped = Wrapped(self.require_forward_param_sync, self._left_out, self.find_unused_parameters)
         self._own_gradients()

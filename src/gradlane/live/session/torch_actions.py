@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from gradlane.errors import described
 from gradlane.live.backends.streams import Stream
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
@@ -147,7 +148,7 @@ class TorchActions(Guarding):
         """End the job, since `step` has raised `error`: to try again would make those updates twice that it has made."""
         kind, names = type(step.optimizer).__name__, ", ".join(tracked.name for tracked in several)
         self._driver.fail(
-            f"{kind}.step() raised {type(error).__name__}: {error}; this was after step() had returned, in updates that it had "
+            f"{kind}.step() raised {described(error)}; this was after step() had returned, in updates that it had "
             f"left until gradients are summed ({names}). Some of these may have been made. {_RAISES_AT_ONCE}",
             because_of=error,
         )
