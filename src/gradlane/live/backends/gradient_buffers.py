@@ -15,6 +15,7 @@ Owned by one session. Nothing here blocks, locks or communicates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -90,6 +91,34 @@ class GradientBuffers:
         """Set every presence element to 1, in place of the last iteration's sums."""
         for buffer, index in zip(self._buffers, self._presence_index, strict=True):
             buffer.index_fill_(0, index, 1)
+
+    def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
+        """Fill the slot of a tensor that got no gradient in this backward pass.
+
+        Args:
+            tensor: the tensor.
+            gradient: goes into the slot, times `scale`; None for zeros.
+            scale: factor for `gradient`.
+            counts: whether this rank used the tensor nevertheless, see `used_by_anybody`.
+        """
+        if gradient is None:
+            self.slots[tensor].zero_()
+        else:
+            torch.mul(gradient.detach(), scale, out=self.slots[tensor])
+        if not counts:
+            self.presence[tensor].zero_()
+
+    def used_by_anybody(self, tensor: int) -> bool:
+        """Whether any rank produced a gradient for `tensor`, whose sum must have arrived."""
+        return float(self.presence[tensor]) != 0
+
+    def put_not_finite(self, tensor: int) -> None:
+        """Mark this rank's gradient of `tensor`, before it is ready, as one that is not finite."""
+        self.presence[tensor].fill_(math.nan)
+
+    def is_finite(self, tensor: int) -> bool:
+        """Whether no rank has marked its gradient of `tensor`, whose sum must have arrived."""
+        return math.isfinite(float(self.presence[tensor]))
 
     def range_of(self, first: int, last: int) -> torch.Tensor:
         """The slots from tensor `first` to tensor `last`, with presence and padding, as one tensor.

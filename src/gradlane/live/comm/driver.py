@@ -7,7 +7,6 @@ waiting. Failing is in `failures.py`; what rank 0 decides for all is in `coordin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -49,8 +48,8 @@ class Driver:
         plan: the plan in force.
         plans: how many were put in force so far.
         slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
-        summed: the slots in which gradients are summed: those of the model's device, or their mirror in
-            CPU memory.
+        gradient_buffers: the slots on the model's device, see `take_up`.
+        summed: those in which gradients are summed: the same, or their mirror in CPU memory.
         late: those of some tensors whose sums have not arrived. Does not wait. Call `wait_for` before using others on a device.
         waited: for sums, by each thread.
         inspect: called with tensors before the engine hears that they are ready.
@@ -83,7 +82,7 @@ class Driver:
         self._sums: Sums
         self._carrier: Carrier
         self._communicated_ns = 0  # under plans before this one
-        self._gradient_buffers = GradientBuffers([])
+        self.gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         self.failures.at_once.append(backend.interrupt)
         coordination.listen(self._follow, on_buffers)
@@ -106,15 +105,15 @@ class Driver:
             raise UnsupportedError(f"plan {plan.policy}: {NORMS_ARE_OF_THE_CPU}")
         # if the tensors are the same, the slots stay: others refer to them, and caches hold them
         if plan.tensors != self._laid_out:
-            self._gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors
+            self.gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors
             if self._staging is not None:
-                self._staging.take_up(params, self._gradient_buffers)
+                self._staging.take_up(params, self.gradient_buffers)
         self._has_begun = False  # until then no sum of this plan is anywhere
         self.plan, self._messages_of = plan, plan.messages_by_tensor
         self.plans += 1
-        self.slots = self._gradient_buffers.slots
+        self.slots = self.gradient_buffers.slots
         self._every = range(len(self.slots))
-        self.summed = self._gradient_buffers if self._staging is None else self._staging.mirror
+        self.summed = self.gradient_buffers if self._staging is None else self._staging.mirror
         buffers = self.summed.message_buffers(plan)
         try:
             self._sums = self.failures.collective(lambda: self._backend.prepare(plan, buffers), "the connections for a plan")
@@ -151,7 +150,7 @@ class Driver:
             self._busy_times.step(now_ns(), self.failures.waited.total_ns)
         if self._staging is not None:
             self._staging.begin()
-        self._gradient_buffers.mark_all_present()
+        self.gradient_buffers.mark_all_present()
         self._has_begun = True
         with self.failures.lock:
             self.iteration += 1
@@ -175,7 +174,7 @@ class Driver:
 
     def range_of(self, tensors: Sequence[int]) -> torch.Tensor:
         """The slots of `tensors`, which are neighbours in the plan and of one dtype, as one tensor."""
-        return self._gradient_buffers.range_of(tensors[0], tensors[-1])
+        return self.gradient_buffers.range_of(tensors[0], tensors[-1])
 
     def all_are_ready(self) -> None:
         """Every gradient of this iteration was reported ready."""
@@ -183,34 +182,6 @@ class Driver:
             self._carrier.flush()
         else:
             self._staging.then(lambda error: self._brought_down((), error))
-
-    def put_absent(self, tensor: int, gradient: torch.Tensor | None, scale: float, counts: bool) -> None:
-        """Fill the slot of a tensor that got no gradient in this backward pass.
-
-        Args:
-            tensor: the tensor.
-            gradient: goes into the slot, times `scale`; None for zeros.
-            scale: factor for `gradient`.
-            counts: whether this rank used the tensor nevertheless, see `used_by_anybody`.
-        """
-        if gradient is None:
-            self.slots[tensor].zero_()
-        else:
-            torch.mul(gradient.detach(), scale, out=self.slots[tensor])
-        if not counts:
-            self._gradient_buffers.presence[tensor].zero_()
-
-    def used_by_anybody(self, tensor: int) -> bool:
-        """Whether any rank produced a gradient for `tensor`, whose sum must have arrived."""
-        return float(self.summed.presence[tensor]) != 0
-
-    def put_not_finite(self, tensor: int) -> None:
-        """Mark this rank's gradient of `tensor`, before it is ready, as one that is not finite."""
-        self.summed.presence[tensor].fill_(math.nan)
-
-    def is_finite(self, tensor: int) -> bool:
-        """Whether no rank has marked its gradient of `tensor`, whose sum must have arrived."""
-        return math.isfinite(float(self.summed.presence[tensor]))
 
     @property
     def log(self) -> Log | None:

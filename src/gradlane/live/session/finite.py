@@ -61,13 +61,13 @@ class FiniteCheck(Unchecked):
             return
         for tensor in tensors:
             if not _is_finite(summed.slots[tensor], limit):
-                self._driver.put_not_finite(tensor)
+                summed.put_not_finite(tensor)
                 self._driver.coordination.not_finite(self._names[tensor])
 
     def updates(self, tensors: Sequence[int]) -> None:
         """Raises `NotFiniteError` if any rank's part of a sum was not finite."""
         for tensor in tensors:
-            if not self._driver.is_finite(tensor):
+            if not self._driver.summed.is_finite(tensor):
                 self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -224,7 +224,7 @@ class Gradients:
         if gradient is tracked.slot or aliases.is_held(tracked):
             self.give(tracked)
             gradient = tracked.param.grad
-        self._driver.put_absent(tracked.tensor, gradient, self._scale, counts=tracked.accumulated)
+        self._driver.gradient_buffers.put_absent(tracked.tensor, gradient, self._scale, counts=tracked.accumulated)
 
     # -- from the slot to the script ---------------------------------------------------------------
 

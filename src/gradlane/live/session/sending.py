@@ -180,7 +180,7 @@ class Sending:
         """
         self._driver.wait_for([tracked.tensor for tracked in absent])
         for tracked in absent:
-            if self._driver.used_by_anybody(tracked.tensor):
+            if self._driver.summed.used_by_anybody(tracked.tensor):
                 self._gradients.show_absent(tracked)
         if self._gradients.of_the_script:
             self._fill_in_the_scripts()
