@@ -16,7 +16,7 @@ from gradlane.cli.inputs.cases import parse_counts
 from gradlane.cli.inputs.computing import Computing
 from gradlane.cli.inputs.faults import refuse_given
 from gradlane.cli.inputs.knobs import read_policies
-from gradlane.cli.inputs.topology import SCALE
+from gradlane.cli.inputs.topology import SCALE, link_rate
 from gradlane.cli.inputs.types import (
     COUNT,
     FACTOR,
@@ -26,7 +26,6 @@ from gradlane.cli.inputs.types import (
     SECONDS,
     Checked,
     make_folder,
-    rate_or_none,
     whole_number,
 )
 from gradlane.cli.terminal import console
@@ -173,7 +172,7 @@ def command(
         refuse_given("with a MODEL, expected one or the other: it is about the timeline.json of no MODEL", "iterations")
     if out is None:
         refuse_given("without --out, expected both: it is about the timeline.json that is left there", "iterations")
-    rates = [None] if loopback else [rate_or_none(each) for each in link.split(",")]
+    rates = [None] if loopback else [link_rate(each, options["scale"]) for each in link.split(",")]
     if models and options["batch_size"] is not None:
         raise InputError("--batch-size: got it with a MODEL, expected one or the other; a profile has its batch")
     options["batch_size"] = options["batch_size"] or 0

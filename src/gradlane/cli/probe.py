@@ -11,7 +11,8 @@ from msgspec import UnsetType
 from rich.table import Table
 
 from gradlane.cli.inputs.faults import refuse_given
-from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, RANKS_PER_HOST, SECONDS, Choice, rate_or_none, whole_number
+from gradlane.cli.inputs.topology import link_rate
+from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, RANKS_PER_HOST, SECONDS, Choice, whole_number
 from gradlane.cli.priority import probe as probe_priority
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.processes import need_no_job, need_torch, run_on_ranks
@@ -96,7 +97,7 @@ def command(
             "gradlane.live.backends.probe_job",
             [scratch, str(seconds)],
             hosts,
-            rate_or_none(link),
+            link_rate(link),
             link is None,
             ranks_per_host=ranks_per_host,
         )

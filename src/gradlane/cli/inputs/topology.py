@@ -93,13 +93,10 @@ class Topology:
             raise InputError(f"--servers: got {servers} beside {hosts} hosts, expected at most {MOST_HOSTS} hosts of both")
         job = JobSpec(ranks_on(hosts, each), tuple(range(first, first + servers)))
         scale = 1.0 if self.scale is None else self.scale
-        link = rate_or_none(self.link)
-        if link is not None:
-            _need_link_rate("--link", str(self.link), link // 8, scale)
         return LabSpec(
             hosts=every,
             ranks_per_host=1 if servers else each,
-            link_bits_per_second=link,
+            link_bits_per_second=link_rate(self.link, scale),
             unlike=self._unlike(every, scale),
             network_classes=1 if self.classes is None else self.classes,
             jobs=(job,) if servers else (),
@@ -137,6 +134,19 @@ def options(function: _Function) -> _Function:
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
+
+
+def link_rate(text: str | None, scale: float = 1.0) -> int | None:
+    """The value of --link for emulated hosts: bits per second, or None if links are not to be shaped.
+
+    Args:
+        text: as it was typed.
+        scale: the value of --scale.
+    """
+    rate = rate_or_none(text)
+    if text is not None and rate is not None:
+        _need_link_rate("--link", text, rate // 8, scale)
+    return rate
 
 
 def _pair(option: str, text: str, example: str, hosts: int) -> tuple[int, str]:
