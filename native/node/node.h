@@ -165,7 +165,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     std::vector<int64_t> Take(int64_t timeout_ms);
 
     // Messages between two workers whose processes have the servers of the same numbers.
-    // Tags are below kExchangeTags. Messages of equal source and tag are received in the order in which they were sent.
+    // Tags are below kExchangeTags. Messages with the same source and tag arrive in the order they were sent.
     // The memory must stay until the transfer is over.
     std::shared_ptr<Transfer> Send(uint32_t rank, uint32_t tag, uint32_t priority, const void* from, uint64_t bytes);
     // from: a rank, or kAnyone. A message of another size than `bytes` fails the node.

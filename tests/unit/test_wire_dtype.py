@@ -57,7 +57,7 @@ def test_every_policy_plans_for_what_travels(name: str) -> None:
 
 
 def test_buckets_of_ddp_are_counted_in_float32_whatever_travels() -> None:
-    """Torch fills a bucket, and its hook narrows what is in it."""
+    """Torch fills buckets with float32 gradients, and its hook halves each bucket."""
     whole, network = zoo.profile("resnet50"), Network.line(4, 50_000, 10**9)
 
     def buckets(profile: Profile) -> list[tuple[int, ...]]:

@@ -203,7 +203,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 or len(self.sequence) != len(self.messages) + len(set(early))
                 or max(self.sequence) >= len(self.messages)
             ):
-                got = f"{len(self.sequence)} entries" + (f", none of which is {min(missing)}" if missing else "")
+                got = f"{len(self.sequence)} entries" + (f" without message {min(missing)}" if missing else "")
                 need(False, "sequence", got, f"each of the {len(self.messages)} messages once")
             for index in early:
                 has_two = self.owners is not UNSET and self.messages[index].two_phase

@@ -230,12 +230,16 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, tensors=tensors, source=source, wire_dtype=wire_dtype or UNSET)
 
     def gradient_bytes(self, tensor: int) -> int:
-        """Bytes of a gradient as autograd makes it, of which half travel where `wire_dtype` says so.
+        """Bytes of a gradient as autograd makes it: twice what travels, if it travels as `wire_dtype`.
 
-        A gradient that autograd itself makes in that dtype counts as one of them.
+        A gradient that autograd makes in `wire_dtype` counts as a float32 one.
         """
         spec = self.tensors[tensor].spec
-        return spec.size_bytes if spec.dtype != self.wire_dtype else spec.size_bytes // DTYPE_BYTES[spec.dtype] * 4
+        return (
+            spec.size_bytes
+            if spec.dtype != self.wire_dtype
+            else spec.size_bytes // DTYPE_BYTES[spec.dtype] * DTYPE_BYTES["float32"]
+        )
 
     def urgency(self) -> tuple[int, ...]:
         """Rank the tensors by when the forward pass first needs them.

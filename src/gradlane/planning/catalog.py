@@ -53,21 +53,15 @@ def get(name: str, **knobs: Any) -> Policy:
         if name == AUTO:
             raise InputError(f"policy: got {AUTO}, which tries plans in a running job; expected one of {', '.join(names())}")
         if name.endswith(".py"):
-            raise InputError(
-                f"policy: got a file alone, {name}, expected a class in it too, as {name}:{_one_in(_module(name))}"
-            )
+            kind = next(iter(_classes_in(_module(name))), "Class")
+            raise InputError(f"policy: got a file alone, {name}, expected a class in it too, as {name}:{kind}")
         if name not in policies.names():
             raise InputError(
                 f"policy: got {name!r}{did_you_mean(name, (*names(), AUTO))}, expected one of {', '.join(names())}; or a class "
                 "of your own, as file.py:Class"
             )
         return policies.get(name, **knobs)
-    unknown = sorted(set(knobs) - set(Searched.__struct_fields__))
-    if unknown:
-        known = Searched.__struct_fields__
-        raise InputError(
-            f"policy {name}: got knob {unknown[0]!r}{did_you_mean(unknown[0], known)}, expected {', '.join(known)}"
-        )
+    _check_knobs(name, Searched, knobs)
     return Searched(**knobs)
 
 
@@ -117,7 +111,7 @@ def _check_knobs(place: str, made: type, knobs: dict[str, Any]) -> None:
     known = inspect.signature(made).parameters
     if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in known.values()):
         return
-    for knob in knobs:
+    for knob in sorted(knobs):
         if knob not in known:
             expected = ", ".join(known) or "none: it has no knobs"
             raise InputError(f"policy {place}: got knob {knob!r}{did_you_mean(knob, known)}, expected {expected}")
@@ -129,10 +123,6 @@ def _check_knobs(place: str, made: type, knobs: dict[str, Any]) -> None:
 def _classes_in(module: ModuleType) -> list[str]:
     """Names of the classes that may be policies."""
     return [name for name, each in vars(module).items() if isinstance(each, type) and callable(getattr(each, "plan", None))]
-
-
-def _one_in(module: ModuleType) -> str:
-    return next(iter(_classes_in(module)), "Class")
 
 
 def _module(where: str) -> ModuleType:

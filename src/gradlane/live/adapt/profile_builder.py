@@ -10,7 +10,7 @@ from msgspec import UNSET
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 
 LEAST_STABLE = 5  # iterations before a profile may count as stable
-STABLE = 0.05  # part of the backward pass by which times of nine in ten gradients may differ
+STABLE = 0.05  # part of the backward pass: times that differ by no more are the same
 
 
 class ProfileBuilder:

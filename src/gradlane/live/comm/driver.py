@@ -48,8 +48,8 @@ class Driver:
         plan: the plan in force.
         plans: how many were put in force so far.
         slots: by tensor: the memory of its gradient and, once that has arrived, of its sum.
-        gradient_buffers: the slots on the model's device, see `take_up`.
-        summed: those in which gradients are summed: the same, or their mirror in CPU memory.
+        gradient_buffers: the memory of the slots, on the model's device.
+        summed: the memory that the backend sums in: `gradient_buffers`, or their mirror in CPU memory.
         late: those of some tensors whose sums have not arrived. Does not wait. Call `wait_for` before using others on a device.
         waited: for sums, by each thread.
         inspect: called with tensors before the engine hears that they are ready.

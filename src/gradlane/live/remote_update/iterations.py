@@ -45,7 +45,7 @@ class ServedIterations:
     Args:
         job: the model, with its trained parameters in the order of `values`.
         groups: of the job's optimizers.
-        values: the servers' parameters, and the plan by which they come.
+        values: the servers' parameters, with the plan in force.
         staleness: as for `attach_to_servers`.
         buffers: keeps the model's buffers equal to rank 0's; None to leave them alone.
     """

@@ -62,7 +62,7 @@ class AttachKeywords(TypedDict, total=False):
     keep_log: bool
 
 
-MOST_TIMEOUT_S = 31_536_000
+_MOST_TIMEOUT_S = 31_536_000
 """A year, in seconds: the most that a script may wait for another rank."""
 
 
@@ -163,8 +163,8 @@ class SteppingOptions(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         given = self.timeout
-        fits = given is None or (is_number(given) and 0 < given <= MOST_TIMEOUT_S)
-        need(fits, "timeout", given, f"a number of seconds, more than 0 and at most {MOST_TIMEOUT_S}, or None")
+        fits = given is None or (is_number(given) and 0 < given <= _MOST_TIMEOUT_S)
+        need(fits, "timeout", given, f"a number of seconds, more than 0 and at most {_MOST_TIMEOUT_S}, or None")
         need_stall_timeout("stall_timeout", self.stall_timeout)
         _need_one_of("order", self.order, "planned", "coordinator")
         _need_one_of("cross_barrier", self.cross_barrier, True, False, None)

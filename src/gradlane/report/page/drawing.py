@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+
+import numpy as np
 
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
@@ -247,6 +248,4 @@ def _length(intervals: Iterable[tuple[int, int]]) -> int:
 
 def quantile(values: Sequence[float], part: float) -> float:
     """The value below which `part` of `values` lie, between the two nearest that were measured."""
-    ordered, at = sorted(values), part * (len(values) - 1)
-    low, high = ordered[math.floor(at)], ordered[math.ceil(at)]
-    return low + (high - low) * (at % 1)
+    return float(np.quantile(values, part))
