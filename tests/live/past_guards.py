@@ -22,7 +22,7 @@ import torch.masked
 import torch.nested
 import torch.utils.dlpack
 
-from gradlane.live.session import guards, torch_patches
+from gradlane.live.session import guarded_params, torch_patches
 from gradlane.live.session.tracked import Tracked
 
 _LIMIT_S, _AT_ONCE = 20, 20
@@ -75,7 +75,7 @@ def _arguments(value: float) -> Iterator[tuple[Any, ...]]:
     rows, two = torch.tensor([[0, 1]]), torch.tensor([0, 1])
     for shape in ((2, 2), (2,), ()):
         param, other = torch.nn.Parameter(torch.full(shape, value)), torch.full(shape, 0.5)
-        guards.watch((Tracked("param", param, 0),), _ask)
+        guarded_params.watch((Tracked("param", param, 0),), _ask)
         yield (param,)
         yield ([param],)
         yield [param, param], 0
@@ -102,7 +102,7 @@ def _values_in(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_values_in(item) for item in value]
     if isinstance(value, torch.Tensor):
-        return None if guards.is_watched(value) else _list_of(value.detach().as_subclass(torch.Tensor))  # type: ignore[arg-type]
+        return None if guarded_params.is_watched(value) else _list_of(value.detach().as_subclass(torch.Tensor))  # type: ignore[arg-type]
     if type(value).__name__ == "PyCapsule":
         return torch.from_dlpack(value).tolist()
     return value if isinstance(value, (float, complex, bytes)) else None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradlane.errors import JobError
-from gradlane.live.session import guards, outdated
+from gradlane.live.session import guarded_states, outdated
 
 
 class WithBases(ABC, torch.optim.SGD):
@@ -49,10 +49,10 @@ def check_own_attributes(optimizer: Any, kind: type) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_that_is_owed_updates_is_settled_before_it_is_read(kind):
     optimizer, settled = made(kind), []
-    guards.watch_state(optimizer, settled, lambda: settled.append("settled"))
+    guarded_states.watch(optimizer, settled, lambda: settled.append("settled"))
     check_own_attributes(optimizer, kind)
     assert settled == []
-    assert guards.own_class(optimizer) is kind
+    assert guarded_states.own_class(optimizer) is kind
     assert len(optimizer.state) == 2
     assert settled == ["settled"]
     assert type(optimizer) is kind

@@ -7,7 +7,7 @@ import torch
 
 from gradlane.core.launch_options import LaunchOptions
 from gradlane.errors import InputError
-from gradlane.live.session.verification import _is_sum_of_halves
+from gradlane.live.session.bits import is_sum_of_halves
 from gradlane.live.startup.options import AttachOptions
 from tests.live.test_equality import GIVEN, KNOBS, SLICES
 
@@ -98,22 +98,22 @@ def test_a_wrong_sum_of_halves_is_told_from_one_that_was_rounded_on_its_way(half
     exact, magnitude = sum(part.float() for part in parts), sum(part.float().abs() for part in parts)
     one_by_one = sum(parts[1:], parts[0]).float()
     once = exact.to(half).float()
-    assert _is_sum_of_halves(exact, one_by_one, half, magnitude, 5)
-    assert _is_sum_of_halves(exact, once, half, magnitude, 5)
-    assert _is_sum_of_halves(exact, once, half, None, 2)
+    assert is_sum_of_halves(exact, one_by_one, half, magnitude, 5)
+    assert is_sum_of_halves(exact, once, half, magnitude, 5)
+    assert is_sum_of_halves(exact, once, half, None, 2)
     wrong = once.clone()
     wrong[3] += 0.5 if half is torch.bfloat16 else 0.1
     for magnitudes, world in ((magnitude, 5), (None, 2)):
-        assert not _is_sum_of_halves(exact, wrong, half, magnitudes, world)
+        assert not is_sum_of_halves(exact, wrong, half, magnitudes, world)
         for far in (torch.inf, torch.nan):
             wrong[3] = far
-            assert not _is_sum_of_halves(exact, wrong, half, magnitudes, world)
+            assert not is_sum_of_halves(exact, wrong, half, magnitudes, world)
 
 
 def test_a_sum_that_overflows_float16_is_right_and_one_that_should_have_is_not():
     def verdict(parts, total, world):
         exact, magnitude = torch.tensor([sum(parts)]), torch.tensor([sum(map(abs, parts))])
-        return _is_sum_of_halves(exact, torch.tensor([total]), torch.float16, magnitude if world > 2 else None, world)
+        return is_sum_of_halves(exact, torch.tensor([total]), torch.float16, magnitude if world > 2 else None, world)
 
     inf, nan = torch.inf, torch.nan
     for parts in ([60000.0, 60000.0], [inf, 1.0], [60000.0, 60000.0, 1.0]):

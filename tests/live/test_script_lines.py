@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import gradlane
-from gradlane.live.session.guards import PendingGradient
+from gradlane.live.session.pending_gradient import PendingGradient
 from gradlane.live.session.script_lines import reader
 from gradlane.live.session.tracked import Tracked
 

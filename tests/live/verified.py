@@ -9,7 +9,7 @@ import torch
 
 import gradlane
 from gradlane.errors import JobError
-from gradlane.live.session import guards
+from gradlane.live.session import guarded_params
 from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.verification import Verifier
 from tests.live.cases import train
@@ -53,7 +53,7 @@ def deferred_by_step(rank: int, world: int, every: int) -> tuple[list[int], str]
         with gradlane.attach(net, opt, "p3", network=GIVEN, profile_iterations=1, verify=verify, timeout=20):
             for _ in range(STEPS):
                 train(net, net, opt, net.batch, 1, rank)
-                counts.append(sum(guards.is_watched(param) for param in net.parameters()))
+                counts.append(sum(guarded_params.is_watched(param) for param in net.parameters()))
     return counts, lines[-1] if lines else ""
 
 

@@ -273,4 +273,6 @@ def gradients_that_are_told_to_require_one(job: Job) -> None:
         if step % 2:
             job.model.layers[1].weight.grad.requires_grad_()
             job.model.layers[2].bias.grad.requires_grad = True
+        for param in job.model.parameters():
+            job.see("requires one before the step", param.grad.requires_grad)
         job.optimizer.step()

@@ -14,8 +14,9 @@ from gradlane.errors import CommunicationError
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.comm.turn import given_up
 from gradlane.live.remote_update.values import Values
+from gradlane.live.session.buffer_places import BufferPlaces
 from gradlane.live.session.job import Job
-from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
+from gradlane.live.session.module_buffers import BufferSync
 
 _VERDICT_S = 1.5  # for which a failed broadcast waits for the transport to name the failed rank
 

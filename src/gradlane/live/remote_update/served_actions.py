@@ -13,7 +13,7 @@ import torch
 from gradlane.errors import UnsupportedError
 from gradlane.live.comm.turn import given_up
 from gradlane.live.remote_update.values import Values
-from gradlane.live.session import guards, outdated
+from gradlane.live.session import guarded_params, outdated
 from gradlane.live.session.guarding import Guarding
 from gradlane.live.session.tracked import Tracked
 
@@ -77,7 +77,7 @@ class ServedActions(Guarding):
         return [other for other in several if self._values.has_arrived(other.tensor)]
 
     def update(self, step: ServedStep, several: Sequence[Tracked]) -> None:
-        with guards.as_ordinary():
+        with guarded_params.as_ordinary():
             for tracked in several:
                 if tracked.param._version != self._versions[tracked.tensor]:
                     self._iterations.fail(
@@ -109,7 +109,7 @@ class ServedActions(Guarding):
             tracked.param.grad = self._hidden.pop(tracked)
 
     def refuse(self, tracked: Tracked, why: str) -> None:
-        guards.unwatch((tracked,))
+        guarded_params.unwatch((tracked,))
         lacks = f"{tracked.name} lacks its last value: the servers had not sent it when the job failed ({why})"
         outdated.refuse_reads(tracked.param, f"{lacks}. {outdated.ADVICE}")
 

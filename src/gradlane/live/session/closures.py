@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gradlane.live.session.deferred_step import PER_PARAMETER
-from gradlane.live.session.guards import own_class
+from gradlane.live.session.guarded_states import own_class
 from gradlane.live.session.hooks import is_last
 
 

@@ -24,7 +24,7 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from gradlane.live.session.guards import attributes_of, own_class
+from gradlane.live.session.guarded_states import attributes_of, own_class
 from gradlane.live.session.numerics import Numerics
 from gradlane.live.session.script_lines import TORCH, is_inside_itself
 from gradlane.live.session.tracked import Tracked

@@ -16,7 +16,7 @@ import torch
 from gradlane.live.session.tracked import Tracked
 
 if TYPE_CHECKING:
-    from gradlane.live.session.guards import Reads
+    from gradlane.live.session.pending_gradient import Reads
 
 Result = tuple[Any]
 IsPending = Callable[[Any], bool]
@@ -39,7 +39,7 @@ def use_early(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_pendi
 
 
 def wait_for_sums(gradients: Iterable[Any], order: float | None = None) -> None:
-    """Wait for the sums of gradients that are about to be used; `order` as for `guards.Reads.read`."""
+    """Wait for the sums of gradients that are about to be used; `order` as for `pending_gradient.Reads.read`."""
     for reads, several in _by_reads(gradients):
         reads.read(several, order)
 

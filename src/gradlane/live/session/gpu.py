@@ -1,4 +1,4 @@
-"""Gpu: what CUDA graphs and CUDA streams do past the guards of `guards.py`.
+"""Gpu: what CUDA graphs and CUDA streams do past every guard.
 
 A graph reads parameters without Python, and replays call no hook. A stream that the script makes wait for
 another one expects that what `step()` has queued there is done, deferred updates too. The patched methods of

@@ -17,13 +17,13 @@ from gradlane.live.session.script_lines import reader
 from gradlane.live.session.tracked import Tracked
 
 if TYPE_CHECKING:
-    from gradlane.live.session.guards import InPlace
     from gradlane.live.session.parts import Parts
+    from gradlane.live.session.pending_gradient import InPlace
     from gradlane.live.session.steps import Steps
 
 
 class GradientReads:
-    """The `guards.Reads` of one session. Any thread may read; it takes the turn."""
+    """The `pending_gradient.Reads` of one session. Any thread may read; it takes the turn."""
 
     _parts: Parts
     _steps: Steps

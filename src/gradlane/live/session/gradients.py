@@ -16,7 +16,7 @@ import torch
 from gradlane.live.comm.driver import Driver
 from gradlane.live.session import aliases
 from gradlane.live.session.gradient_reads import GradientReads
-from gradlane.live.session.guards import InPlace, PendingGradient
+from gradlane.live.session.pending_gradient import InPlace, PendingGradient
 from gradlane.live.session.tracked import Tracked
 
 

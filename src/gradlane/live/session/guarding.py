@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from gradlane.live.session import guards
+from gradlane.live.session import guarded_params
 from gradlane.live.session.deferred_step import is_stepping
 from gradlane.live.session.tracked import Tracked
 
@@ -21,8 +21,8 @@ class Guarding:
         tracked: the session's parameters, in the plan's order.
     """
 
-    as_ordinary = guards.as_ordinary
-    unguard = staticmethod(guards.unwatch)
+    as_ordinary = guarded_params.as_ordinary
+    unguard = staticmethod(guarded_params.unwatch)
 
     def __init__(self, tracked: Sequence[Tracked], on_use: Callable[[Tracked], None]) -> None:
         self.tracked, self._on_use = tracked, on_use
@@ -31,10 +31,10 @@ class Guarding:
         return is_stepping(sys._current_frames().get(thread))
 
     def guard(self, several: Iterable[Tracked]) -> None:
-        guards.watch(several, self._on_use)
+        guarded_params.watch(several, self._on_use)
 
     def unguard_all(self) -> None:
-        guards.unwatch(self.tracked)
+        guarded_params.unwatch(self.tracked)
 
     def is_guarded(self, tracked: Tracked) -> bool:
-        return guards.is_watched(tracked.param)
+        return guarded_params.is_watched(tracked.param)

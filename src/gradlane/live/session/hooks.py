@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gradlane.live.session.deferred_step import is_inside_its_own_step
-from gradlane.live.session.guards import attributes_of
+from gradlane.live.session.guarded_states import attributes_of
 from gradlane.live.session.script_lines import is_inside_itself
 from gradlane.live.torch_versions import is_exporting
 

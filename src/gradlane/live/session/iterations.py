@@ -23,7 +23,7 @@ from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.comm.recorder import now_ns
 from gradlane.live.comm.turn import in_turn
-from gradlane.live.session import guards
+from gradlane.live.session import guarded_params
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.interruptions import wrap_handlers
@@ -190,7 +190,7 @@ class Iterations:
 
     def _use_all(self) -> None:
         for tracked in self.parts.tracked:
-            guards.use(tracked.param)  # while the profile is measured: all are used now
+            guarded_params.use(tracked.param)  # while the profile is measured: all are used now
         self.settle()
 
     @in_turn

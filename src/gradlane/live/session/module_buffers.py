@@ -24,19 +24,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gradlane.errors import UnsupportedError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host, unrecorded
+from gradlane.live.session.buffer_message import BufferMessage
+from gradlane.live.session.buffer_places import BufferPlaces
 from gradlane.live.torch_versions import broadcast_from
 
-_ALIGN = 16
-_HEADER = _ALIGN  # bytes of a message before its buffers: `_Message.next_at_end` and `is_for_another_try`
 _REGULAR, _ANNOUNCED = range(2)  # process groups: for regular broadcasts, and for announced ones
 _WORD = "rank 0's word on the model's buffers"
 
@@ -52,118 +51,6 @@ class Word(IntEnum):
     REGULAR = 0  # it trains or ends, and the regular broadcast has them
     AGAIN = 1  # it trains, and its script has changed one since the regular broadcast: it sends them once more
     TO_EVALUATE = 2  # it evaluates, and other ranks may too: it sends them once more
-
-
-class _Message:
-    """One broadcast: its bytes, and each buffer's place in them.
-
-    Args:
-        buffers: give the dtypes, shapes and device; one or more.
-        layout: that of another message for the same buffers.
-    """
-
-    def __init__(self, buffers: Sequence[torch.Tensor], layout: list[int] | None = None) -> None:
-        offsets, end = [], _HEADER
-        for buffer in buffers:
-            offsets.append(end)
-            end += -(-buffer.numel() * buffer.element_size() // _ALIGN) * _ALIGN
-        self.bytes = torch.zeros(end, dtype=torch.uint8, device=buffers[0].device)
-        # one object for all messages of one layout, so that identity tells
-        self.layout = offsets if layout is None else layout
-        self.values = [
-            self.bytes[start : start + buffer.numel() * buffer.element_size()].view(buffer.dtype).view(buffer.shape)
-            for start, buffer in zip(offsets, buffers, strict=True)
-        ]
-        self._header = self.bytes[:_HEADER].view(torch.int64)
-        self.ended = True
-        self.must_come = True  # False: rank 0 may never send it
-        self.work: Any = None
-
-    @property
-    def next_at_end(self) -> bool:
-        """Whether the next regular broadcast comes at the end of a forward pass."""
-        return bool(self._header[0])
-
-    @next_at_end.setter
-    def next_at_end(self, is_so: bool) -> None:
-        self._header[0] = is_so
-
-    @property
-    def is_for_another_try(self) -> bool:
-        """Whether an error has left the forward pass before the one that it is for."""
-        return bool(self._header[1])
-
-    @is_for_another_try.setter
-    def is_for_another_try(self, is_so: bool) -> None:
-        self._header[1] = is_so
-
-    def alike(self) -> _Message:
-        """Make another message of the same layout."""
-        return _Message(self.values, self.layout)
-
-    def fill(self, buffers: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(self.values, list(buffers))
-
-    def same_values(self, other: _Message) -> bool:
-        return torch.equal(self.bytes[_HEADER:], other.bytes[_HEADER:])
-
-
-_Place = tuple[dict[str, "torch.Tensor | None"], str]
-"""Of a buffer: a module's dictionary of buffers, and the key in it."""
-
-
-class BufferPlaces:
-    """Where the buffers of a model are, each once.
-
-    Args:
-        model: whose buffers are kept equal to rank 0's.
-        ignored: full names of those that are not.
-
-    Attributes:
-        names, owners: full names of the buffers and their places, as they were at first.
-    """
-
-    def __init__(self, model: torch.nn.Module, ignored: Container[str] = ()) -> None:
-        self._model, self._ignored = model, ignored
-        self._changed: str | None = None
-        self._modules, self._places = self._look()
-        self.names, self.owners = list(self._places), list(self._places.values())
-
-    def _look(self) -> tuple[list[tuple[Any, ...]], dict[str, _Place]]:
-        modules: list[tuple[Any, ...]] = []
-        places: dict[str, _Place] = {}
-        seen = set()
-        for prefix, module in self._model.named_modules():
-            modules.append((module._modules, tuple(module._modules.values()), module._buffers, _present(module._buffers)))
-            for key, buffer in module._buffers.items():
-                name = f"{prefix}.{key}" if prefix else key
-                if buffer is not None and id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    if name not in self._ignored:
-                        places[name] = module._buffers, key
-        return modules, places
-
-    @property
-    def changed(self) -> str | None:
-        """The name of a buffer that is not where it was, or the first name where one is gone; None if all are as they were."""
-        if self._changed is None and not all(
-            tuple(parts.values()) == parts_before and (not (buffers or present) or _present(buffers) == present)
-            for parts, parts_before, buffers, present in self._modules
-        ):
-            before = self._places
-            self._modules, self._places = self._look()
-            names = (name for name in (*self._places, *before) if _owner(self._places, name) is not _owner(before, name))
-            self._changed = next(names, None)  # None where the modules that changed have no buffers
-        return self._changed
-
-
-def _owner(places: dict[str, _Place], name: str) -> object:
-    return places[name][0] if name in places else None
-
-
-def _present(buffers: dict[str, torch.Tensor | None]) -> tuple[str, ...]:
-    return tuple(name for name, buffer in buffers.items() if buffer is not None)
 
 
 class BufferSync:
@@ -212,9 +99,9 @@ class BufferSync:
         self._tries_again = False  # an error has left the last one
         self._due_to_train = self._due_to_evaluate = self._were_due = are_due
         # in flight; on ranks other than 0: those whose reception has begun
-        self._regular: deque[_Message] = deque()
+        self._regular: deque[BufferMessage] = deque()
         # announced: `_ended` of the forward pass that each is for, and what rank 0 said
-        self._extras: deque[tuple[int, Word, _Message]] = deque()
+        self._extras: deque[tuple[int, Word, BufferMessage]] = deque()
         # `_ended` of the last forward pass that rank 0 has begun in order to train
         self._trained = -1
         # `_ended` of the last evaluation that has taken over what rank 0 sent to evaluate
@@ -271,9 +158,9 @@ class BufferSync:
 
     def _lay_out(self, buffers: Sequence[torch.Tensor]) -> None:
         self._dtypes, self._shapes = [buffer.dtype for buffer in buffers], [buffer.shape for buffer in buffers]
-        self._last = _Message(buffers)  # elsewhere than on rank 0: the values that the last forward pass began with
+        self._last = BufferMessage(buffers)  # elsewhere than on rank 0: the values that the last forward pass began with
         self._left = self._last.alike()  # rank 0: the values when the last forward pass ended
-        self._idle: list[_Message] = []  # with the layout of `_last`, and not in flight
+        self._idle: list[BufferMessage] = []  # with the layout of `_last`, and not in flight
 
     # -- forward passes ----------------------------------------------------------------------------
 
@@ -421,7 +308,7 @@ class BufferSync:
             message = self._regular[0]
         self._take_over(self._wait(message, wait_until), converted=True)
 
-    def _extra(self, word: Word) -> _Message | None:
+    def _extra(self, word: Word) -> BufferMessage | None:
         """The message that was announced by `word` for the forward pass that begins."""
         for forward, of_word, message in list(self._extras):
             if forward == self._ended and of_word is word:
@@ -430,13 +317,13 @@ class BufferSync:
 
     # -- broadcasts --------------------------------------------------------------------------------
 
-    def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> _Message:
+    def _send(self, group: int, buffers: Sequence[torch.Tensor]) -> BufferMessage:
         message = self._filled(buffers)
         if self._on_cpu:  # a device would have to be waited for, and nobody reads it there
             message.next_at_end, message.is_for_another_try = self._at_end, self._tries_again
         return self._start(message, group)
 
-    def _filled(self, buffers: Sequence[torch.Tensor]) -> _Message:
+    def _filled(self, buffers: Sequence[torch.Tensor]) -> BufferMessage:
         message = self._idle.pop() if self._idle else self._last.alike()
         message.fill(buffers)
         return message
@@ -480,7 +367,7 @@ class BufferSync:
         elif must_come:
             self._regular[0].must_come = True
 
-    def _start(self, message: _Message, group: int) -> _Message:
+    def _start(self, message: BufferMessage, group: int) -> BufferMessage:
         message.ended = False
         message.work = unrecorded(broadcast_from, 0, message.bytes, self._groups[group], True)
         if self._by_host:
@@ -494,7 +381,7 @@ class BufferSync:
             self._groups.when_ended([message.work], end)
         return message
 
-    def _wait(self, message: _Message, wait_until: WaitUntil) -> _Message:
+    def _wait(self, message: BufferMessage, wait_until: WaitUntil) -> BufferMessage:
         if self._by_host and not message.ended:
             wait_until(lambda: message.ended, "the broadcast of the model's buffers")
         if not self._on_cpu and message.work is not None:
@@ -502,7 +389,7 @@ class BufferSync:
         message.work = None
         return message
 
-    def _take_over(self, message: _Message, converted: bool = False) -> None:
+    def _take_over(self, message: BufferMessage, converted: bool = False) -> None:
         # `.data` changes no version, as in DDP: the backward pass of an earlier forward pass, which
         # checks versions, may still come
         torch._foreach_copy_([buffer.data for buffer in self._buffers(converted)], message.values)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from gradlane.errors import JobError
-from gradlane.live.session.guards import GETS_AT_STATE, METADATA, derived
+from gradlane.live.session.guarded_states import GETS_AT_STATE, derived
 from gradlane.live.session.hooks import tensors_in
+from gradlane.live.session.pending_gradient import METADATA
 
 ADVICE = "Other parameters may have theirs, so load a checkpoint before anything reads them"
 _OVERWRITES = {torch.Tensor.copy_, torch.Tensor.data.__set__}  # type: ignore[attr-defined]

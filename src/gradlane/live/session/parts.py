@@ -25,11 +25,11 @@ from gradlane.live.session.job import Job
 from gradlane.live.session.measuring import Measuring
 from gradlane.live.session.metrics import Meter
 from gradlane.live.session.module_buffers import BufferSync
+from gradlane.live.session.step_observer import StepObserver
 from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.session.uneven import UnevenInputs
 from gradlane.live.session.updates import Updates
-from gradlane.live.session.verification import Unverified
 
 log = logging.getLogger("gradlane")
 
@@ -72,7 +72,7 @@ class Parts:
     recorder: Recorder
     planner: Planner
     controller: PlanController | None
-    verifier: Unverified
+    verifier: StepObserver
     buffers: BufferSync | None
     measuring: Measuring
     finite: Unchecked

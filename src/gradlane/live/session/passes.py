@@ -15,9 +15,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradlane.errors import JobError, UnsupportedError
-from gradlane.live.session import guards, interruptions
+from gradlane.live.session import guarded_params, interruptions
 from gradlane.live.session.aliases import accumulator_of
-from gradlane.live.session.guards import PendingGradient
 from gradlane.live.session.hooks import (
     CallHook,
     Hook,
@@ -27,6 +26,7 @@ from gradlane.live.session.hooks import (
     is_compiled,
     tensors_in,
 )
+from gradlane.live.session.pending_gradient import PendingGradient
 from gradlane.live.session.torch_patches import patch_for_good, take_as_a_tensor, unwatch_compiled_code, watch_compiled_code
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.torch_versions import is_exporting, keeps_graph
@@ -246,7 +246,7 @@ class Passes:
         be compiled again and again.
         """
         for param in module.parameters():
-            guards.use(param)
+            guarded_params.use(param)
 
     def _hook_outputs(self, output: Any) -> None:
         """Hook the model's output, so that a backward pass is noticed where it begins.

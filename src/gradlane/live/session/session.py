@@ -37,10 +37,10 @@ from gradlane.live.session.measuring import Measuring
 from gradlane.live.session.metrics import Meter, Progress, StepMetrics
 from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.parts import Parts
+from gradlane.live.session.step_observer import StepObserver
 from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.uneven import UnevenInputs
 from gradlane.live.session.updates import Updates
-from gradlane.live.session.verification import Unverified
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
@@ -87,7 +87,7 @@ class Session:
         may_cross: bool,
         coordination: Coordination,
         buffers: BufferSync | None,
-        verifier: Unverified,
+        verifier: StepObserver,
         checks_finite: bool,
         keeps_log: bool,
     ) -> None:

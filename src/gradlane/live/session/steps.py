@@ -15,7 +15,7 @@ import torch
 from gradlane.errors import UnsupportedError
 from gradlane.live.comm.recorder import now_ns
 from gradlane.live.comm.turn import given_up, in_turn
-from gradlane.live.session import guards
+from gradlane.live.session import guarded_params
 from gradlane.live.session.aliases import Aliases
 from gradlane.live.session.closures import closure_of, run_first
 from gradlane.live.session.deferred_step import DeferredStep, is_replaced, is_stepping, keeps_no_gradient, mode_of_step
@@ -142,7 +142,7 @@ class Steps:
         """
         parts, stepped = self._parts, self._stepped
         if not parts.settled:  # torch chooses kernels by the class of a parameter, and another optimizer may have stepped
-            guards.unwatch(stepped)
+            guarded_params.unwatch(stepped)
         if self._updates:
             self._updates.make(stepped)  # another optimizer has deferred them, and stepped first
         all_are_there = self._driver.all_are_there

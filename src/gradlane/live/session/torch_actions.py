@@ -13,14 +13,14 @@ from gradlane.errors import described
 from gradlane.live.backends.streams import Stream
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import Recorder, now_ns
-from gradlane.live.session import guards, outdated, torch_patches
+from gradlane.live.session import guarded_params, guarded_states, outdated, torch_patches
 from gradlane.live.session.deferred_step import DeferredStep, as_at_step
 from gradlane.live.session.finite import Unchecked
 from gradlane.live.session.gradients import Gradients
 from gradlane.live.session.guarding import Guarding
 from gradlane.live.session.phases import Phase
+from gradlane.live.session.step_observer import StepObserver
 from gradlane.live.session.tracked import Tracked
-from gradlane.live.session.verification import Unverified
 
 _LOST = "was updated with a sum that never came: the update was queued on the device behind it, and the job failed before"
 _RAISES_AT_ONCE = (
@@ -52,7 +52,7 @@ class TorchActions(Guarding):
         driver: Driver,
         recorder: Recorder,
         gradients: Gradients,
-        verifier: Unverified,
+        verifier: StepObserver,
         finite: Unchecked,
         on_use: Callable[[Tracked], None],
         on_state: Callable[[], None],
@@ -87,11 +87,11 @@ class TorchActions(Guarding):
     # -- guards -------------------------------------------------------------------------------------
 
     def guard_state(self, step: DeferredStep) -> None:
-        guards.watch_state(step.optimizer, self, self._on_state)
+        guarded_states.watch(step.optimizer, self, self._on_state)
         torch_patches.before_leaving(self, self._on_state)
 
     def unguard_state(self, step: DeferredStep) -> None:
-        guards.unwatch_state(step.optimizer, self)
+        guarded_states.unwatch(step.optimizer, self)
 
     def all_are_made(self) -> None:
         torch_patches.nothing_is_owed(self)
@@ -101,9 +101,9 @@ class TorchActions(Guarding):
 
     def refuse(self, tracked: Tracked, why: str) -> None:
         optimizer = tracked.step.optimizer
-        guards.unwatch((tracked,))
+        guarded_params.unwatch((tracked,))
         outdated.refuse_reads(tracked.param, f"{tracked.name} {_LACKS} ({why}). {outdated.ADVICE}")
-        guards.unwatch_state_for_all(optimizer)
+        guarded_states.unwatch_for_all(optimizer)
         outdated.refuse_state(optimizer, f"the state of {type(optimizer).__name__} {_LACKS} ({why}). {outdated.ADVICE}")
 
     def refuse_lost(self, why: str) -> None:
@@ -121,11 +121,11 @@ class TorchActions(Guarding):
         params = [tracked.param for tracked in several]
         self._driver.wait_for(tensors)
         self._finite.updates(tensors)
-        with guards.as_ordinary():
+        with guarded_params.as_ordinary():
             # what stands there: the wrapper, or what the script has put there since step()
-            before = [guards.get_gradient(param) for param in params]
+            before = [guarded_params.get_gradient(param) for param in params]
             for tracked in several:
-                guards.set_gradient(tracked.param, tracked.slot)
+                guarded_params.set_gradient(tracked.param, tracked.slot)
             try:
                 with as_at_step():
                     if self._verifier.verifies:
@@ -141,7 +141,7 @@ class TorchActions(Guarding):
                         self._verifier.updated(params)
             finally:
                 for param, gradient in zip(params, before, strict=True):
-                    guards.set_gradient(param, gradient)
+                    guarded_params.set_gradient(param, gradient)
         self._recorder.add_each("update", self._driver.iteration, tensors, began, now_ns())
 
     def _fail_half_made(self, step: DeferredStep, several: Sequence[Tracked], error: Exception) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Patches of functions through which torch reads parameters in C++, past the guards of `guards.py`.
+"""Patches of functions through which torch reads parameters in C++, past the guards of `guarded_params.py`.
 
 TorchScript reads a module's parameters directly from its dictionary, and those that a scripted function
 is given as they are. Functorch wraps parameters, and other functions copy a tensor or take over its
@@ -28,8 +28,9 @@ import torch.nested
 import torch.utils._foreach_utils as foreach
 import torch.utils.dlpack
 
-from gradlane.live.session import guards, outdated
+from gradlane.live.session import guarded_params, outdated
 from gradlane.live.session.hooks import Hook
+from gradlane.live.session.pending_gradient import METADATA, PendingGradient
 
 _settlers: dict[int, Callable[[], None]] = {}  # by id() of the owner: runs its deferred updates
 
@@ -57,7 +58,7 @@ def _with_current(really: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(really)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return really(*guards.current(args), **guards.current(kwargs))
+        return really(*guarded_params.current(args), **guarded_params.current(kwargs))
 
     return call
 
@@ -68,8 +69,8 @@ def _torch_function_with_current(bound: Any) -> Any:
 
     @functools.wraps(really)
     def call(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in guards.METADATA:
-            args, kwargs = guards.current(args), guards.current(kwargs or {})
+        if func not in METADATA:
+            args, kwargs = guarded_params.current(args), guarded_params.current(kwargs or {})
         return really(cls, func, types, args, kwargs)
 
     return classmethod(call)
@@ -121,7 +122,7 @@ _PATCHES = [
     # what a function saves for its backward pass must not change afterwards, even if its forward pass does not read it
     _Patch(torch.autograd.Function, "apply", lambda torchs: classmethod(_with_current(torchs.__func__))),  # type: ignore[attr-defined]
 ]
-_known_classes = weakref.WeakSet[type]((torch.Tensor, guards.PendingGradient))
+_known_classes = weakref.WeakSet[type]((torch.Tensor, PendingGradient))
 
 
 def _find_tensor_classes() -> None:
@@ -240,7 +241,7 @@ def patch_for_good() -> None:
     def create_script_module(module: Any, *args: Any, **kwargs: Any) -> Any:
         _settle_all()
         for param in module.parameters():
-            guards.use(param)
+            guarded_params.use(param)
             outdated.check(param)
         with _without_hooks(module):
             return really(module, *args, **kwargs)  # type: ignore[no-untyped-call]
@@ -287,13 +288,13 @@ class _Data:
         return self if tensor is None else self._get(tensor)
 
     def __set__(self, tensor: Any, value: Any) -> None:
-        self._set(tensor, guards.current(value))
+        self._set(tensor, guarded_params.current(value))
 
 
 def _made_of_current(really: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(really)
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        return really(cls, guards.current(data), requires_grad)  # torch looks at the class of what it is given
+        return really(cls, guarded_params.current(data), requires_grad)  # torch looks at the class of what it is given
 
     return new
 

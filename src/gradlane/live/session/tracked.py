@@ -10,7 +10,7 @@ from gradlane.live.session.phases import FOLLOWS, Event, NotAllowedError, Phase
 if TYPE_CHECKING:
     import torch
 
-    from gradlane.live.session.guards import PendingGradient
+    from gradlane.live.session.pending_gradient import PendingGradient
 
 
 class Tracked:

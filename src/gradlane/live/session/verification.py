@@ -29,10 +29,13 @@ import torch.distributed as dist
 from gradlane.core.fields import need_int
 from gradlane.errors import VerificationError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
-from gradlane.live.session import guards
+from gradlane.live.session import guarded_states
+from gradlane.live.session.bits import is_sum_of_halves, same_bits
 from gradlane.live.session.deferred_step import DeferredStep
 from gradlane.live.session.job import Job
+from gradlane.live.session.pending_gradient import InPlace, PendingGradient
 from gradlane.live.session.script_lines import source_line
+from gradlane.live.session.step_observer import StepObserver
 from gradlane.live.torch_versions import broadcast_from
 
 _ROUNDING = 1e-5  # error that is allowed beyond two ranks, as part of a sum's largest element
@@ -72,132 +75,13 @@ class _Update:
     state: dict[str, Any]
     gradient: torch.Tensor | None
     """As `step()` found it; None where the update was deferred, which takes the sum."""
-    operations: Sequence[guards.InPlace] = ()
+    operations: Sequence[InPlace] = ()
     """By which the script has changed the sum that a deferred update takes."""
     after: torch.Tensor | None = None
     state_after: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Verified:
-    """What has been compared and was as under DDP.
-
-    Args:
-        steps: iterations.
-        tensors: ids of the parameters whose updates were compared.
-        updates: of single parameters.
-        deferred: so many of `updates` ran after `step()` had returned.
-    """
-
-    steps: int = 0
-    tensors: set[int] = field(default_factory=set)
-    updates: int = 0
-    deferred: int = 0
-
-
-class Unverified:
-    """What a session reports about its steps. Here nothing is compared; `Verifier` does that.
-
-    In all methods, `owed` tells whether the update of a parameter is deferred.
-    """
-
-    compares = False
-    """Whether any iteration is compared."""
-    verifies = False
-    """Whether this iteration is compared, so that its values have to be reported."""
-
-    def __init__(self) -> None:
-        self.verified = Verified()
-
-    def connect(
-        self, tell: Callable[[BaseException], None], wait_for: Callable[[ProcessGroups, Sequence[Any], str], None]
-    ) -> None:
-        """Set the callbacks.
-
-        Args:
-            tell: called with an error before it is raised.
-            wait_for: waits for collectives of a group; the text says what they are.
-        """
-
-    def forward_begins(self, iteration: int, trains: bool) -> None:
-        """A forward pass begins, with the buffers as they are now.
-
-        Args:
-            iteration: that of the next backward pass.
-            trains: it is in training, with gradients.
-        """
-
-    def forward_ended(self, sums: bool) -> None:
-        """A forward pass has ended; `sums`: under DDP the next one begins with rank 0's buffers."""
-
-    def forward_was_not_seen(self, iteration: int) -> None:
-        """The backward pass of `iteration` begins, and `forward_begins` was not called for it.
-
-        Raises:
-            VerificationError: the model has buffers that DDP would have made equal.
-        """
-
-    def contributes(self, param: torch.nn.Parameter, part: torch.Tensor) -> None:
-        """This rank's part of a sum, divided by the number of ranks, is about to be sent."""
-
-    def touched(self, param: torch.nn.Parameter) -> None:
-        """The script uses a parameter or its gradient; an error will name that line of it."""
-
-    def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
-        """The session has the sum `total`, which the script has not seen yet. Later calls in an iteration change nothing."""
-
-    def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor) -> None:
-        """The script has been told the norm of a sum that has not arrived."""
-
-    def changes(self, param: torch.nn.Parameter, operations: Sequence[guards.InPlace]) -> None:
-        """A deferred update is about to take the sum, changed by the script's `operations` in place."""
-
-    def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
-        """`optimizer` is about to update all parameters that are not `owed`."""
-
-    def updated(self, params: Iterable[torch.nn.Parameter]) -> None:
-        """The session has updated `params`."""
-
-    def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
-        """`step()` has updated all parameters that are not `owed`."""
-
-    def drop_what_has_raised(self) -> None:
-        """An optimizer is about to step, or a backward pass begins: leave out the last step if it has raised."""
-
-    def compare(self) -> None:
-        """Every sum has arrived, and all updates have run: compare what was copied (collective).
-
-        Raises:
-            VerificationError: a sum, a parameter, its optimizer state or a buffer is not as under DDP.
-        """
-
-    def begin(self, iteration: int, crosses: bool) -> None:
-        """A backward pass begins; the iteration before has been compared.
-
-        Args:
-            iteration: its number.
-            crosses: the plan in force lets updates be deferred.
-        """
-
-    def excuse(self) -> None:
-        """From now on some ranks may have fewer steps: do not check any more what is vouched for."""
-
-    def summary(self, steps: int) -> str | None:
-        """What was compared, as a line for the log; None for nothing.
-
-        Args:
-            steps: that the job had in all.
-        """
-        return None
-
-    def close(self) -> None:
-        """Close the process group."""
-
-    def interrupt(self) -> None:
-        """The job has failed: end collectives that are stuck on a device."""
-
-
-class Verifier(Unverified):
+class Verifier(StepObserver):
     """Compares the steps of one session with DDP's.
 
     Everything is kept by parameter rather than by tensor of a plan, since the plan may change.
@@ -308,11 +192,11 @@ class Verifier(Unverified):
             return
         self._is_stepping = True
         updates = []
-        states = guards.attributes_of(optimizer)["state"]
+        states = guarded_states.attributes_of(optimizer)["state"]
         for param in (param for group in optimizer.param_groups for param in group["params"]):
             if owed(param):
                 gradient = None
-            elif param.grad is None or isinstance(param.grad, guards.PendingGradient):
+            elif param.grad is None or isinstance(param.grad, PendingGradient):
                 continue  # it is not updated, or by another session
             else:
                 gradient = param.grad.detach().clone()
@@ -325,7 +209,7 @@ class Verifier(Unverified):
         if self.verifies:
             self._norms.append((param, order, norm.clone()))
 
-    def changes(self, param: torch.nn.Parameter, operations: Sequence[guards.InPlace]) -> None:
+    def changes(self, param: torch.nn.Parameter, operations: Sequence[InPlace]) -> None:
         update = self._last_updates.get(id(param))
         if update is not None:
             update.operations = tuple(operations)
@@ -336,7 +220,7 @@ class Verifier(Unverified):
             if update is not None:
                 update.after = param.detach().clone()
                 step = next(step for step, updates in reversed(self._steps) if any(each is update for each in updates))
-                update.state_after = _copies(guards.attributes_of(step.optimizer)["state"].get(param, {}))
+                update.state_after = _copies(guarded_states.attributes_of(step.optimizer)["state"].get(param, {}))
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if self.verifies:
@@ -372,7 +256,7 @@ class Verifier(Unverified):
         works = [broadcast_from(0, each, self._groups[0], async_op=True) for each in references]
         self._wait(works, "the buffers of verification")
         for (name, _), reference, buffer in zip(self._job.buffers, references, mine, strict=True):
-            if not _same_bits(reference, buffer):
+            if not same_bits(reference, buffer):
                 self._raise(
                     f"verification: rank {self._global_rank}, iteration {self._iteration}: the buffer {name} was not rank 0's "
                     "when the forward pass began, as it would be under DDP; report this with the training loop"
@@ -386,9 +270,9 @@ class Verifier(Unverified):
         for param in self._params:
             reference, total, half = sums[id(param)], self._totals[id(param)], self._halves.get(id(param))
             if half is not None:
-                is_right = _is_sum_of_halves(reference, total, half, magnitudes.get(id(param)), self._world)
+                is_right = is_sum_of_halves(reference, total, half, magnitudes.get(id(param)), self._world)
             elif self._world == 2:
-                is_right = _same_bits(reference, total)
+                is_right = same_bits(reference, total)
             else:
                 allowed = _ROUNDING * float(reference.abs().max()) if reference.numel() else 0.0
                 is_right = torch.allclose(reference, total, rtol=0, atol=allowed, equal_nan=True)
@@ -410,11 +294,11 @@ class Verifier(Unverified):
                 continue  # no session's
             if update.after is None:
                 self._fail(update.param, "its value after the update", update.copy, None)
-            if not _same_bits(update.copy, update.after):
+            if not same_bits(update.copy, update.after):
                 self._fail(update.param, "its value after the update", update.copy, update.after)
             for key, value in update.state.items():
                 mine = update.state_after.get(key)
-                if isinstance(value, torch.Tensor) and (not isinstance(mine, torch.Tensor) or not _same_bits(value, mine)):
+                if isinstance(value, torch.Tensor) and (not isinstance(mine, torch.Tensor) or not same_bits(value, mine)):
                     self._fail(update.param, f"the optimizer's {key} of it", value, mine)
             self.verified.tensors.add(id(update.param))
             self.verified.updates += 1
@@ -432,7 +316,7 @@ class Verifier(Unverified):
     def _compare_norms(self) -> None:
         for param, order, told in self._norms:
             norm = torch.linalg.vector_norm(self._totals[id(param)], order)
-            if not _same_bits(norm, told):
+            if not same_bits(norm, told):
                 self._fail(param, "the norm of its gradient", norm, told)
 
     def summary(self, steps: int) -> str | None:
@@ -490,34 +374,3 @@ def _copies(state: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value) for key, value in state.items()
     }
-
-
-def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    if left.dtype != right.dtype or left.shape != right.shape:
-        return False
-    mine, theirs = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right))
-    return torch.equal(mine, theirs)
-
-
-def _is_sum_of_halves(
-    exact: torch.Tensor, total: torch.Tensor, half: torch.dtype, magnitude: torch.Tensor | None, world: int
-) -> bool:
-    """Whether `total` is a sum of halves, up to the rounding that adding them in any order permits.
-
-    Args:
-        exact: their sum in float32.
-        total: the sum that arrived.
-        half: their dtype.
-        magnitude: the sum of their absolute values; None at two ranks, where there is one addition
-            and so one result.
-        world: number of ranks, each of which has added one.
-    """
-    total = total.to(exact.dtype)
-    if magnitude is None:
-        return torch.allclose(exact.to(half).to(exact.dtype), total, rtol=0, atol=0, equal_nan=True)
-    limits = torch.finfo(half)
-    # no partial sum is larger than `magnitude`, and each addition rounds by half of `eps` of it at most
-    slack = world * limits.eps * (magnitude + limits.smallest_normal)
-    low, high = ((exact + bound).to(half).to(exact.dtype) for bound in (-slack, slack))
-    may_overflow = ~(magnitude + slack <= limits.max)  # NaN too
-    return bool(((low <= total) & (total <= high) | may_overflow & ~total.isfinite()).all())

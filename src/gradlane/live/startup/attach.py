@@ -42,15 +42,17 @@ from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups, is_gloo
 from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.coordination import Coordination
+from gradlane.live.session.buffer_places import BufferPlaces
 from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier
 from gradlane.live.session.finite import need_finite
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
-from gradlane.live.session.module_buffers import BufferPlaces, BufferSync
+from gradlane.live.session.module_buffers import BufferSync
 from gradlane.live.session.session import Session
-from gradlane.live.session.verification import Unverified, Verifier
+from gradlane.live.session.step_observer import StepObserver
+from gradlane.live.session.verification import Verifier
 from gradlane.live.startup import handshake
 from gradlane.live.startup.launched import launched, note_attached
 from gradlane.live.startup.lifecycle import forget, keep
@@ -463,10 +465,10 @@ def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str,
     return BufferSync(places, new_groups, job.rank, job.timeout_s, at_start, are_due=are_due)
 
 
-def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions, buffers_are_due: bool) -> Unverified:
+def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions, buffers_are_due: bool) -> StepObserver:
     unknown = [type(each).__name__ for each in job.optimizers if stepping.cross_barrier and why_it_needs_the_barrier(each)]
     if stepping.verify is None and not unknown:
-        return Unverified()
+        return StepObserver()
     return Verifier(stepping.verify, job, new_groups, unknown, buffers_are_due)
 
 
