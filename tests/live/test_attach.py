@@ -83,6 +83,11 @@ def test_a_world_of_one_trains_as_without_gradlane(a_world_of_one):
     assert plan.policy == "bytescheduler"
 
 
+def test_a_policys_knobs_may_follow_its_name(a_world_of_one):
+    _, plan = _trained(_model(), 6, policy="bytescheduler:partition_bytes=2000")
+    assert plan.messages == _plan(partition_bytes=2000).messages
+
+
 def test_a_world_of_one_is_its_own_server(a_world_of_one):
     alone, _ = _trained(_model(), 8)
     attached, plan = _trained(_model(), 8, policy="mercury", backend="server")

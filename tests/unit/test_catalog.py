@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -79,6 +80,32 @@ def test_what_is_no_policy_is_refused_with_what_it_lacks(tmp_path, text, knobs, 
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(InputError, match=fault):
         catalog.get(f"{tmp_path / 'mine.py'}:Mine", **knobs)
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_a_policys_knobs_may_follow_its_name_and_are_spelled_as_they_are_read(name):
+    policy: Any = catalog.get(name)
+    assert catalog.spelled(policy) == name
+    for knob, value in msgspec.structs.asdict(policy).items():
+        for other in (value * 4 if isinstance(value, int) else value, 2**20 + 1, 3 * 2**20, "acknowledged", "at once"):
+            try:
+                changed = catalog.get(name, **{knob: other})
+            except InputError:
+                continue
+            assert catalog.get(catalog.spelled(changed)) == changed
+
+
+def test_a_users_own_policy_has_knobs_after_its_class_and_its_name():
+    assert msgspec.structs.asdict(catalog.get(f"{EXAMPLE}:parts=4"))["parts"] == 4  # type: ignore[arg-type]
+    assert catalog.spelled(catalog.get(f"{EXAMPLE}:parts=4")) == "equal-parts:parts=4"
+
+
+def test_commands_compare_several_settings_of_one_policy():
+    settings = ["bytescheduler", "bytescheduler:partition_bytes=256KiB:credit_bytes=1MiB"]
+    asked = [word for name in settings for word in ("--policy", name)]
+    rows = json.loads(invoke("simulate", "vgg16", "--rate", "10gbit", "--workers", "4", *asked, "--json"))
+    assert [row["policy"] for row in rows] == settings
+    assert rows[1]["messages"] > 2 * rows[0]["messages"]
 
 
 @pytest.mark.parametrize("place", ["nowhere.py:Mine", "nowhere.at.all:Mine", ":Mine", "x:"])

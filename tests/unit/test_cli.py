@@ -54,6 +54,14 @@ def test_compare_all_trains_every_policy_once():
     assert {arm.backend for arm in _arms(["server"], None, 0)} == {"server"}
 
 
+def test_compare_trains_a_policy_with_several_values_of_a_knob_over_each_backend():
+    arms = _arms(["all-reduce", "server"], ["p3", "p3:slice_bytes=1MiB", "auto"], 0)
+    assert [(arm.policy, arm.knobs) for arm in arms] == 2 * [("p3", {}), ("p3", {"slice_bytes": 2**20}), ("auto", {})]
+    assert [arm.name for arm in arms[:2]] == ["p3", "p3:slice_bytes=1MiB"]
+    assert [arm.name for arm in arms[3:5]] == ["p3@server", "p3:slice_bytes=1MiB@server"]
+    assert len(_arms(None, ["p3", "p3:slice_bytes=1MiB"], 0)) == 2
+
+
 @pytest.fixture
 def inputs(tmp_path):
     files.write(tmp_path / "profile.json", PROFILE)
@@ -169,9 +177,10 @@ def test_knobs_take_sizes_as_people_write_them(inputs):
     rows = json.loads(invoke("plan", *inputs, "--policy", "bytescheduler", "--knob", "partition_bytes=512KiB", "--json"))[
         "policies"
     ]
-    assert {row["policy"]: row["messages"] for row in rows}["bytescheduler"] == 8 + 1 + 4
-    text = invoke("plan", *inputs, "--policy", "blocks", "--knob", "least_bytes=256KiB")
-    assert "blocks: " in text
+    assert {row["policy"]: row["messages"] for row in rows}["bytescheduler:partition_bytes=512KiB"] == 8 + 1 + 4
+    text = invoke("plan", *inputs, "--policy", "blocks", "--knob", "least_bytes=512KiB")
+    assert "blocks:least_bytes=512KiB: " in text
+    assert invoke("plan", *inputs, "--policy", "blocks:least_bytes=512KiB") == text
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,9 @@ def _iterations(text: str) -> str:
 @click.option(
     "--policies",
     "chosen",
-    metavar="NAME,...",
+    metavar="NAME[:KNOB=VALUE],...",
     shell_complete=completion.trained_policies,
-    help=f"The policies to try. Default: {', '.join(_FIRST)}.",
+    help=f"The policies to try, perhaps one with several values of a knob. Default: {', '.join(_FIRST)}.",
 )
 @click.option("--all", "everything", is_flag=True, help="Try every policy.")
 @click.option(
@@ -261,24 +261,24 @@ def _arms(backends: list[str] | None, names: Sequence[str] | None, servers: int)
         need(name != "", "--policies", name, f"one of {', '.join((AUTO, *catalog.names()))}, or several with commas")
     read_policies([name for name in names or () if name != AUTO], option="--policies")
     arms: list[ArmSpec] = []
+    settings = [catalog.parse(name) for name in names] if names else None
     for backend in backends or BACKENDS:
         need(backend in (*BACKENDS, ANY), "--backend", backend, "all-reduce, server or any, or several with commas")
         external = servers if backend == "server" else 0
         carried = (AUTO, *(() if backend == ANY else catalog.names(backend, external > 0)))  # type: ignore[arg-type]
-        for name in names or carried:
-            if backends is None and any(arm.policy == name for arm in arms):
+        for name, knobs in settings or [catalog.Setting(name, {}) for name in carried]:
+            if backends is None and any(catalog.Setting(arm.policy, arm.knobs) == (name, knobs) for arm in arms):
                 continue
-            if name in carried:
-                arms.append(ArmSpec(name, backend, servers=external))  # type: ignore[arg-type]
-            elif catalog.is_own(name) and backend != ANY:
-                label = ArmSpec(catalog.get(name).name, backend).name  # type: ignore[arg-type]
-                arms.append(ArmSpec(name, backend, label, servers=external))  # type: ignore[arg-type]
+            if name in carried or (catalog.is_own(name) and backend != ANY):
+                text = AUTO if name == AUTO else catalog.spelled(catalog.get(name, **knobs))
+                label = ArmSpec(text, backend).name if text != name else ""  # type: ignore[arg-type]
+                arms.append(ArmSpec(name, backend, label, knobs, servers=external))  # type: ignore[arg-type]
     return arms
 
 
 def _need_all(chosen: Sequence[str], arms: Sequence[ArmSpec], backends: str | None) -> None:
     for name in chosen:
-        if all(arm.policy != name for arm in arms):
+        if all((arm.policy, arm.knobs) != catalog.parse(name) for arm in arms):
             raise InputError(f"--policies: got {name}, which {backends} cannot carry; gradlane policies lists what it can")
 
 

@@ -303,7 +303,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--policy",
         action=_Once,
-        metavar="NAME",
+        metavar="NAME[:KNOB=VALUE]",
         help="plan with this policy (gradlane policies lists them), or auto: find the best while training",
     )
     group.add_argument("--knob", metavar="NAME=VALUE", action="append", default=[],
@@ -370,16 +370,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _options(given: argparse.Namespace) -> LaunchOptions:
     """The options for the ranks. They are checked here, before any rank is started."""
-    knobs = parse_knobs(given.knob)
+    named, knobs = _setting(given)
     backend: BackendName = given.backend or "all-reduce"
     if given.plan is not None and (given.policy is not None or knobs):
         raise InputError("launch: got --plan with --policy or --knob, expected one or the other; a plan needs no policy")
     if given.plan is not None and (given.tune or given.knobs is not None):
         raise InputError("launch: got --plan with --tune or --knobs, expected one or the other; a plan has no knobs")
-    if given.policy == AUTO and (knobs or given.tune or given.knobs is not None):
+    if named == AUTO and (knobs or given.tune or given.knobs is not None):
         raise InputError("launch: got --policy auto with --knob, --tune or --knobs, expected it alone")
-    if given.policy != AUTO and (given.policy is not None or knobs or given.tune):
-        policy = read_policy(policies.default(backend) if given.policy is None else given.policy, knobs)
+    if named != AUTO and (named is not None or knobs or given.tune):
+        policy = read_policy(policies.default(backend) if named is None else given.policy, parse_knobs(given.knob))
         if given.tune and not tunable(policy):
             raise InputError(
                 f"--tune: got policy {policy.name}, which declares no knobs, expected one that does; try --policy bytescheduler"
@@ -405,7 +405,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
     if given.stall_timeout is not None:
         need_stall_timeout("--stall-timeout", given.stall_timeout)
     return LaunchOptions(
-        policy=given.policy,
+        policy=named,
         policy_knobs=knobs,
         plan=_absolute(given.plan),
         backend=given.backend,
@@ -427,6 +427,16 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         progress=given.progress,
         ddp=given.ddp,
     )
+
+
+def _setting(given: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
+    """The name of --policy, and the knobs that follow it with those of --knob."""
+    knobs = parse_knobs(given.knob)
+    if given.policy is None:
+        return None, knobs
+    with naming("--policy"):
+        setting = catalog.parse(given.policy)
+    return setting.name, {**setting.knobs, **knobs}
 
 
 def _check_carrier(options: LaunchOptions) -> None:

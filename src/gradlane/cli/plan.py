@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.advice import SAME
-from gradlane.planning.questions import Case, Outcome, Refusal, judge, judge_plan, search
+from gradlane.planning.questions import Case, Outcome, Refusal, judge
 from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.memory import Replica
 from gradlane.planning.searched import Searched
@@ -53,6 +52,7 @@ from gradlane.units import format_ns
     "--policy",
     "policies",
     multiple=True,
+    metavar="NAME[:KNOB=VALUE]",
     shell_complete=completion.policies,
     help="Plan with this policy only, beside ddp; `searched` seeks a better one. Default: all others.",
 )
@@ -124,7 +124,7 @@ def command(
         for done, candidate in enumerate(candidates, 1):
             # with searched alone, its progress is the whole command's
             try:
-                outcomes.append(_judge(candidate, case, bound_ns, lambda part: progress.update(task, completed=part)))
+                outcomes.append(judge(candidate, case, bound_ns, lambda part, _: progress.update(task, completed=part)))
             except InputError as error:
                 refusals.append(Refusal(case, candidate.name, error))
             progress.update(task, completed=done)
@@ -139,7 +139,7 @@ def command(
     outcomes.sort(key=lambda outcome: outcome.iteration_ns)
     best = outcomes[0]
     baseline = next((o for o in outcomes if o.policy == BASELINE), None) or judge(catalog.get(BASELINE), case, bound_ns)
-    if chosen is not None and baseline.policy != chosen.name:
+    if chosen is not None and baseline.policy != catalog.spelled(chosen):
         outcomes.append(baseline)
     if emit is not None:
         click.echo(ddp_kwargs(best.plan))
@@ -163,12 +163,6 @@ def command(
             files.write(out, best.plan)
         if not as_json and emit is None:
             click.echo(f"wrote {out}")
-
-
-def _judge(policy: Policy, case: Case, bound_ns: int, progress: Callable[[float], None]) -> Outcome:
-    if not isinstance(policy, Searched):
-        return judge(policy, case, bound_ns)
-    return judge_plan(search(policy, case, lambda part, _: progress(part)), case, bound_ns)
 
 
 def _assumed(case: Case, computing: Computing, profile_text: str) -> str:

@@ -29,7 +29,10 @@ def command(as_json: bool) -> None:
         click.echo(f"    {row['paper']}")
         click.echo(f"    differs from it: {row['differs']}")
         click.echo(f"    knobs: {' '.join(knobs) or 'none'}")
-    click.echo("\nWhere none is named, a session finds the best by itself (auto).\n*: what --knob and --tune are of then")
+    click.echo(
+        "\nKnobs follow the name, as in bytescheduler:partition_bytes=4MiB:credit_bytes=16MiB.\n"
+        "Where none is named, a session finds the best by itself (auto).\n*: what --knob and --tune are of then"
+    )
 
 
 def _row(name: str) -> dict[str, Any]:

@@ -46,9 +46,9 @@ MOST_TIMELINES = 8  # cases whose timelines go into a report
     "--policy",
     "policies",
     multiple=True,
-    metavar="NAME",
+    metavar="NAME[:KNOB=VALUE]",
     shell_complete=completion.policies,
-    help="Only this one; may be repeated. `searched` on request.",
+    help="Only this one, as in bytescheduler:partition_bytes=4MiB; may be repeated. `searched` on request.",
 )
 @computing_options
 @place_options

@@ -55,9 +55,9 @@ _policies = click.option(
     "--policy",
     "policies",
     multiple=True,
-    metavar="NAME",
+    metavar="NAME[:KNOB=VALUE]",
     shell_complete=completion.policies,
-    help="Only this one; may be repeated.",
+    help="Only this one, as in bytescheduler:partition_bytes=4MiB; may be repeated.",
 )
 
 
@@ -231,9 +231,9 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
             try:
                 found = needed_rates(policy, at, targets)
             except InputError as error:
-                refusals.append(Refusal(some, policy.name, error))
+                refusals.append(Refusal(some, catalog.spelled(policy), error))
             else:
-                answers += [(policy.name, target, needed) for target, needed in zip(targets, found, strict=True)]
+                answers += [(catalog.spelled(policy), target, needed) for target, needed in zip(targets, found, strict=True)]
             progress.advance(task)
     if not answers:
         raise refusals[0].error

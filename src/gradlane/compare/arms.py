@@ -33,7 +33,7 @@ class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str
     backend: BackendName | Literal["any"] = "all-reduce"
     label: str = ""
-    knobs: dict[str, int | str] = {}
+    knobs: dict[str, int | float | str] = {}
     packet_bytes: int | None = None
     servers: int = 0
 

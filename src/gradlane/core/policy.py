@@ -25,7 +25,7 @@ class Policy(Protocol):
     """Plans how the gradients of one training iteration travel.
 
     A class of your own needs the four members below and no base class. As a frozen
-    `msgspec.Struct` its fields are its knobs: commands set them with --knob, and `with_knobs` makes
+    `msgspec.Struct` its fields are its knobs: they may follow its name (`planning.catalog.parse`), and `with_knobs` makes
     a changed copy. It refuses values of no use with `InputError` in `__post_init__`.
     `gradlane.testing.policies.check_policy` checks all that is promised here.
 

@@ -1,7 +1,8 @@
 """The catalog: looks policies up by name.
 
 It has the policies of `gradlane.policies`; `searched`, which needs them and the simulator; and
-users' own, named by where their class is: "module:Class" or "file.py:Class".
+users' own, named by where their class is: "module:Class" or "file.py:Class". Values for knobs may follow any name, as in
+"bytescheduler:partition_bytes=4MiB:credit_bytes=16MiB".
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+import msgspec
 from msgspec import UNSET
 
 from gradlane import policies
@@ -24,6 +27,67 @@ from gradlane.core.policy import Policy
 from gradlane.core.records.search_log import AUTO
 from gradlane.errors import InputError
 from gradlane.planning.searched import Searched
+from gradlane.units import parse_bytes
+
+
+class Setting(NamedTuple):
+    """A policy as users write it.
+
+    Attributes:
+        name: of the catalog, or the place of a class of the user's own.
+        knobs: the values that follow it.
+    """
+
+    name: str
+    knobs: dict[str, Any]
+
+
+def parse(text: str) -> Setting:
+    """Parse NAME, or NAME:KNOB=VALUE with as many knobs as are wanted.
+
+    Raises:
+        InputError: a value is of no use, or a knob is there twice.
+    """
+    name, *after = text.split(":")
+    knobs: dict[str, Any] = {}
+    while after and "=" not in after[0]:
+        name = f"{name}:{after.pop(0)}"
+    for part in after:
+        knob, _, value = part.partition("=")
+        if knob in knobs:
+            raise InputError(f"policy {name}: got knob {knob!r} twice, expected it once")
+        try:
+            knobs[knob] = parse_value(value)
+        except InputError as error:
+            raise InputError(f"{name}: {knob}: {str(error).removeprefix('size: ')}") from None
+    return Setting(name, knobs)
+
+
+def parse_value(text: str) -> float | int | str:
+    """Parse a knob's value: a decimal such as 0.1, a word such as ring, or else a size or whole number.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if re.fullmatch(r"\d*\.\d+", text):
+        return float(text)
+    return text if re.fullmatch(r"[a-z][a-z -]*", text) else parse_bytes(text)
+
+
+def spelled(policy: Policy) -> str:
+    """The text that tells `policy` from its like: its name, and its knobs that are not at their defaults. `parse` reads it."""
+    knobs = msgspec.structs.fields(type(policy)) if isinstance(policy, msgspec.Struct) else ()
+    values = {knob.name: getattr(policy, knob.name) for knob in knobs if getattr(policy, knob.name) != knob.default}
+    return ":".join((policy.name, *(f"{knob}={_written(knob, value)}" for knob, value in values.items())))
+
+
+def _written(knob: str, value: Any) -> str:
+    """`value` as `parse_value` reads it without rounding."""
+    if knob.endswith("_bytes") and isinstance(value, int) and value:
+        for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+            if value % size == 0:
+                return f"{value // size}{unit}"
+    return str(value)
 
 
 def names(backend: BackendName | None = None, external: bool = False, with_bus: bool = False) -> tuple[str, ...]:
@@ -40,13 +104,18 @@ def get(name: str, **knobs: Any) -> Policy:
     """The policy of a name.
 
     Args:
-        name: a name of the catalog, "module:Class" or "file.py:Class".
-        knobs: values for the policy's knobs; the others keep their defaults.
+        name: a name of the catalog, "module:Class" or "file.py:Class", perhaps with knobs after it, see `parse`.
+        knobs: more values for the policy's knobs; the others keep their defaults.
 
     Raises:
         InputError: the policy does not exist (the message lists those that do), lacks a part of
             `Policy`, or refuses a knob.
     """
+    name, written = parse(name)
+    twice = sorted(written.keys() & knobs.keys())
+    if twice:
+        raise InputError(f"policy {name}: got knob {twice[0]!r} twice, expected it once")
+    knobs = {**written, **knobs}
     if is_own(name):
         return _own(name, knobs)
     if name != Searched.name:
@@ -77,6 +146,8 @@ def is_users(policy: Policy) -> bool:
 
 def _own(place: str, knobs: dict[str, Any]) -> Policy:
     where, _, kind = place.rpartition(":")
+    if where in names():
+        raise InputError(f"policy: got {place!r}, expected {where}, or {where}:{kind}=VALUE for a knob")
     module = _module(where)
     made, there = getattr(module, kind, None), _classes_in(module)
     if not isinstance(made, type):

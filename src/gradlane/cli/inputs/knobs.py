@@ -1,8 +1,7 @@
-"""The options --policy and --knob: a name, and NAME=VALUE, each once."""
+"""The options --policy and --knob: a name, perhaps with knobs after it, and NAME=VALUE, each once."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from gradlane.cli.inputs.faults import naming
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from gradlane.units import parse_bytes
 
 
 def parse_knobs(texts: Sequence[str]) -> dict[str, Any]:
@@ -27,7 +25,7 @@ def parse_knobs(texts: Sequence[str]) -> dict[str, Any]:
         if name in knobs:
             raise InputError(f"--knob: got {name} twice, expected it once")
         with naming(f"--knob {name}"):
-            knobs[name] = _value(value)
+            knobs[name] = catalog.parse_value(value)
     return knobs
 
 
@@ -36,44 +34,42 @@ def read_policy(name: str, knobs: dict[str, Any] | None = None, *, option: str =
 
     Args:
         name: as `catalog.get` takes it.
-        knobs: values for the policy's knobs, as `parse_knobs` gives them.
+        knobs: more values for the policy's knobs, as `parse_knobs` gives them.
         option: where the name was given.
 
     Raises:
         InputError: there is no such policy, or it refuses a knob; the message names the option.
     """
     with naming(option):
-        policy = catalog.get(name)
+        setting = catalog.parse(name)
+        try:
+            policy = catalog.get(name)
+        except InputError as error:
+            is_about_knob = str(error).partition(": ")[0] in setting.knobs
+            raise (InputError(f"{setting.name}: {error}") if is_about_knob else error) from None
     if not knobs:
         return policy
     try:
         return catalog.get(name, **knobs)
     except InputError as error:
         of_policy, _, rest = str(error).partition(": ")
-        raise InputError(
-            f"--knob: {rest.replace('got knob ', 'got ')}" if of_policy == f"policy {name}" else f"--knob {error}"
-        ) from None
+        is_named = of_policy == f"policy {setting.name}"
+        raise InputError(f"--knob: {rest.replace('got knob ', 'got ')}" if is_named else f"--knob {error}") from None
 
 
 def read_policies(names: Sequence[str], *, option: str = "--policy") -> list[Policy]:
-    """The policies of several names, which results tell apart by their names.
+    """The policies of several names, which results tell apart by their names and knobs.
 
     Raises:
-        InputError: as `read_policy`, or two of them have one name.
+        InputError: as `read_policy`, or two of them are the same.
     """
     policies = [read_policy(name, option=option) for name in names]
     places: dict[str, str] = {}
     for place, policy in zip(names, policies, strict=True):
-        if policy.name in places:
+        setting = catalog.spelled(policy)
+        if setting in places:
             raise InputError(
-                f"{option}: got two policies named {policy.name!r}, {places[policy.name]} and {place}; expected each name once"
+                f"{option}: got two policies named {setting!r}, {places[setting]} and {place}; expected each name once"
             )
-        places[policy.name] = place
+        places[setting] = place
     return policies
-
-
-def _value(text: str) -> float | int | str:
-    """Parse a value: a decimal such as 0.1, a word such as ring, or else a size or whole number."""
-    if re.fullmatch(r"\d*\.\d+", text):
-        return float(text)
-    return text if re.fullmatch(r"[a-z][a-z-]*", text) else parse_bytes(text)

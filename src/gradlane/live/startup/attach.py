@@ -100,8 +100,8 @@ def attach(
         model: on one device per rank, neither wrapped in DistributedDataParallel nor later.
         optimizer: one or several that update `model`; None if the script updates the parameters
             itself.
-        policy: a name from `gradlane policies`, a Policy with its knobs, a Plan (from `gradlane
-            plan`), or "auto" to search for the fastest policy while training (docs/auto.md). None
+        policy: a name from `gradlane policies`, perhaps with knobs as in "p3:slice_bytes=1MiB", a Policy, a Plan (from
+            `gradlane plan`), or "auto" to search for the fastest policy while training (docs/auto.md). None
             is "auto", or with `tune` or `knobs` the policy `blocks` over all-reduce and `mercury`
             over servers.
         backend: "all-reduce" uses torch.distributed. "server" uses gradlane's own transport,

@@ -294,7 +294,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
         if isinstance(self.policy, Plan):
             only_servers = why_not(self.policy, "all-reduce") is not None and why_not(self.policy, "server") is None
         else:
-            name = self.policy if isinstance(self.policy, str) else self.policy.name
+            name = catalog.parse(self.policy).name if isinstance(self.policy, str) else self.policy.name
             only_servers = name in catalog.names("server") and name not in catalog.names("all-reduce")
         return "server" if only_servers else "all-reduce"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradlane.core.backends import why_not
 from gradlane.core.checks import check_timeline
@@ -91,10 +91,13 @@ class Outcome:
     """The simulation's timeline, if the judgement made one."""
     seen_hidden: float | None = field(default=None, compare=False, repr=False)
     """What was hidden, if the judgement made no timeline."""
+    setting: str = ""
+    """The policy with its knobs (`catalog.spelled`), where it is known; a plan has its name alone."""
 
     @property
     def policy(self) -> str:
-        return self.plan.policy
+        """What tells it from other outcomes on the case."""
+        return self.setting or self.plan.policy
 
     @property
     def oracle_ns(self) -> int:
@@ -131,7 +134,7 @@ class Refusal:
 
     Attributes:
         case: the case.
-        policy: the policy's name.
+        policy: the policy with its knobs (`catalog.spelled`).
         error: what it, or the place, raised.
     """
 
@@ -140,20 +143,25 @@ class Refusal:
     error: InputError
 
 
-def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
+def judge(policy: Policy, case: Case, bound_ns: int | None = None, progress: Progress | None = None) -> Outcome:
     """Plan `case` with `policy` and simulate the plan.
 
     Args:
         policy, case: what to plan and simulate.
         bound_ns: the lower bound, if the caller has it already.
+        progress: of a policy that searches.
 
     Raises:
         PlanError: nothing can carry the plan there.
     """
+    return replace(_simulated(_plan(policy, case, progress), case, bound_ns), setting=catalog.spelled(policy))
+
+
+def _plan(policy: Policy, case: Case, progress: Progress | None) -> Plan:
     if isinstance(policy, Searched):
-        return _simulated(search(policy, case), case, bound_ns)
+        return _search(policy, case, progress)
     if not catalog.is_users(policy):
-        return _simulated(make_plan(policy, case.profile, case.place, case.where), case, bound_ns)
+        return make_plan(policy, case.profile, case.place, case.where)
     with contextlib.redirect_stdout(sys.stderr):  # what it prints is no answer of gradlane's
         plan = make_plan(policy, case.profile, case.place, case.where)
         if not trials(policy) and make_plan(policy, case.profile, case.place) != plan:
@@ -161,10 +169,10 @@ def judge(policy: Policy, case: Case, bound_ns: int | None = None) -> Outcome:
                 f"policy {policy.name}: plan() gave two plans for one profile and network, expected the same each time: no "
                 "random numbers without a seed, no clock and no memory of its own"
             )
-    return _simulated(plan, case, bound_ns)
+    return plan
 
 
-def search(policy: Searched, case: Case, progress: Progress | None = None) -> Plan:
+def _search(policy: Searched, case: Case, progress: Progress | None) -> Plan:
     """Search the best plan for `case`, whose simulation judges the plans that the search ends with."""
     place, where = case.place, case.where
 
@@ -226,7 +234,7 @@ def sweep(
                 if refuse is None:
                     raise
                 refused = refused or error
-                refuse(Refusal(case, policy.name, error))
+                refuse(Refusal(case, catalog.spelled(policy), error))
             advance(1)
     if refused is not None and not outcomes:
         raise refused
