@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from html import escape
@@ -181,6 +182,14 @@ def test_knobs_take_sizes_as_people_write_them(inputs):
     text = invoke("plan", *inputs, "--policy", "blocks", "--knob", "least_bytes=512KiB")
     assert "blocks:least_bytes=512KiB: " in text
     assert invoke("plan", *inputs, "--policy", "blocks:least_bytes=512KiB") == text
+
+
+def test_one_worker_sends_nothing_and_hides_nothing():
+    text = invoke("plan", "vgg16", "--workers", "1", "--rate", "1gbit", "--policy", "p3")
+    assert "network  one worker, which sends nothing\n" in text
+    assert re.search(r"│ ddp .* │ +- │", text)
+    of_server = invoke("plan", "vgg16", "--workers", "1", "--rate", "1gbit", "--policy", "p3", "--servers", "same")
+    assert re.search(r"│ ddp .* │ +\d+% │", of_server)
 
 
 @pytest.mark.parametrize(

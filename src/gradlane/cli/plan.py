@@ -240,7 +240,7 @@ def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, basel
             format_ns(outcome.iteration_ns),
             _text(_ratio(baseline.iteration_ns, outcome.iteration_ns)),
             f"{outcome.above_bound:.1%}",
-            f"{outcome.hidden():.0%}",
+            "-" if outcome.case.is_alone else f"{outcome.hidden():.0%}",
             str(len(outcome.plan.messages)),
         )
         table.add_row(*(Text(cell) for cell in cells), style="bold green" if outcome is best else None)

@@ -387,7 +387,7 @@ def _doubling(low: int, high: int) -> Iterator[int]:
 def describe(case: Case) -> str:
     """One line for people: the model, and the network that its gradients cross."""
     profile = case.profile
-    return f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {_describe_where(case.where)}"
+    return f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {_describe_where(case)}"
 
 
 def describe_at_length(case: Case) -> tuple[str, str]:
@@ -396,7 +396,7 @@ def describe_at_length(case: Case) -> tuple[str, str]:
     return (
         f"model    {profile.model} on {profile.device} ({profile.source.removeprefix('gradlane ')}); "
         f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)} of gradients a step",
-        f"network  {_describe_where(case.where)}{_links(case)}",
+        f"network  {_describe_where(case)}{'' if case.is_alone else _links(case)}",
     )
 
 
@@ -405,7 +405,10 @@ def _links(case: Case) -> str:
     return f" (links of {format_rate(int(bits) // 8)})" if bits and isinstance(case.where, Network) else ""
 
 
-def _describe_where(where: Where) -> str:
+def _describe_where(case: Case) -> str:
+    if case.is_alone:
+        return "one worker, which sends nothing"
+    where = case.where
     within = "" if where.bus is UNSET else f", {where.bus.devices} devices a host on {format_rate(where.bus.bytes_per_second)}"
     if isinstance(where, Network):
         least, chosen = where.path.segments[0].startup_ns, where.algorithm in TABLES

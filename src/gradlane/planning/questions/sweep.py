@@ -60,6 +60,11 @@ class Case:
         return self.where.workers if isinstance(self.where, Network) else len(self.where.workers)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether there is one worker, which sends nothing."""
+        return self.workers == 1 and isinstance(self.where, Network)
+
+    @property
     def place(self) -> Place:
         """The place that plans are made for."""
         return Place.of(self.where)
