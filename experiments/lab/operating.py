@@ -41,7 +41,7 @@ _LOWEST_PACKET, _HIGHEST_PACKET = 64, 512 << 10  # what the transport has
 def arm(
     policy: str,
     backend: BackendName = "server",
-    knobs: Mapping[str, int | str] | None = None,
+    knobs: Mapping[str, int | float | str] | None = None,
     *,
     name: str = "",
     packet_bytes: int | None = None,

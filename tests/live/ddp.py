@@ -24,6 +24,7 @@ from gradlane.errors import UnsupportedError
 from tests.live.cases import differences
 from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
 from tests.live.loops.buffers import Raising, Scaled
+from tests.live.loops.parts import CheckpointedAside
 from tests.live.models import Convolutions
 from tests.live.networks import counting_deferred_updates, network_until_awaited, slow_network
 
@@ -547,6 +548,86 @@ def two_models(rank: int, world: int) -> tuple[list[str], list[bool]]:
     reference, _ = train(lambda model, **kwargs: TorchDDP(model, find_unused_parameters=True, **kwargs))
     found, scheduled = train(lambda model, **kwargs: _wrap(model, find_unused_parameters=True, **kwargs))
     return differences(reference, found), scheduled
+
+
+def checkpointed_aside(rank: int, world: int, hides: bool) -> tuple[list[str], list[str]]:
+    """What differs from torch's class, and what is logged, where a backward pass begins inside of a reentrant checkpoint: the
+    wrapper's output does not show the loss (`hides`), or shows one that the backward pass comes to later.
+    """
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator = (HiddenLoss() if hides else CheckpointedAside()), torch.Generator().manual_seed(1000 + rank)
+        wrapper, optimizer = wrap(model), momentum(model)
+        for _ in range(10):
+            optimizer.zero_grad()
+            x, y = model.batch(generator)
+            output = wrapper(x)
+            (F.cross_entropy(output() if hides else output, y) + model.aside).backward()
+            optimizer.step()
+        found = bits(model, optimizer)
+        close(wrapper)
+        return found
+
+    reference = train(TorchDDP)
+    with log_lines() as lines, slow_network():
+        found = train(_wrap)
+    return differences(reference, found), [line for line in lines if "drift apart" in line]
+
+
+def buffers_left_alone_later(rank: int, world: int, first: bool) -> tuple[list[str], list[str]]:
+    """What differs from torch's class, and what is logged, where `broadcast_buffers` is changed after the sixth step."""
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator = Convolutions(), torch.Generator().manual_seed(1000 + rank)
+        wrapper, optimizer = wrap(model), momentum(model)
+        wrapper.broadcast_buffers = first
+        for step in range(12):
+            if step == 6:
+                wrapper.broadcast_buffers = not first
+            train_step(wrapper, model, optimizer, generator)
+        found = bits(model, optimizer)
+        close(wrapper)
+        return found
+
+    reference = train(TorchDDP)
+    with log_lines() as lines, slow_network():
+        found = train(_wrap)
+    return differences(reference, found), [line for line in lines if "broadcast_buffers" in line]
+
+
+def evaluated_with_own_buffers(rank: int, world: int) -> tuple[list[str], tuple[list[float], list[float]]]:
+    """What differs, and what ranks evaluate between steps with `broadcast_buffers` off, under both classes."""
+
+    def train(wrap: Callable[..., Any]) -> tuple[Any, list[float]]:
+        torch.manual_seed(7)
+        model, generator = Convolutions(), torch.Generator().manual_seed(1000 + rank)
+        wrapper, optimizer, seen = wrap(model), momentum(model), []
+        for _ in range(9):
+            train_step(wrapper, model, optimizer, generator)
+            wrapper.broadcast_buffers = False
+            wrapper.eval()
+            with torch.no_grad():
+                seen.append(wrapper(model.batch(generator)[0]).sum().item())
+            wrapper.train()
+            wrapper.broadcast_buffers = True
+        found = bits(model, optimizer)
+        close(wrapper)
+        return found, seen
+
+    reference, torchs = train(TorchDDP)
+    with slow_network():
+        found, ours = train(_wrap)
+    return differences(reference, found), (torchs, ours)
+
+
+class HiddenLoss(CheckpointedAside):
+    """Returns a function that has the output."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        output = super().forward(x)
+        return lambda: output
 
 
 def refusals(rank: int, world: int) -> list[str]:

@@ -220,6 +220,22 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
     return "nothing", ""
 
 
+def thawed(rank: int, world: int) -> tuple[str, str]:
+    """What is raised where a part that was frozen at attach is trained from the third step on."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    model.layers[1].requires_grad_(False)
+    try:
+        with gradlane.attach_to_servers(model, optimizer, timeout=20):
+            for step in range(5):
+                model.layers[1].requires_grad_(step >= 2)
+                _step(model, optimizer, model.batch(generator))
+    except JobError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
 def attached(rank: int, world: int, how: str) -> tuple[str, str]:
     """What attaching raises."""
     model = Mlp(torch.float64) if how == "float64" else Mlp()

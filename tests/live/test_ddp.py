@@ -161,6 +161,24 @@ def test_two_wrapped_models_are_both_scheduled(two_ranks):
     assert two_ranks.run("tests.live.ddp:two_models") == [([], [True, True])] * 2
 
 
+@pytest.mark.parametrize("hides", [False, True], ids=["an output that comes later", "an output that hides the loss"])
+def test_a_backward_pass_that_begins_inside_of_a_checkpoint_is_summed_whole(two_ranks, hides):
+    assert two_ranks.run("tests.live.ddp:checkpointed_aside", hides=hides) == [([], [])] * 2
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_wrapper_that_is_told_to_leave_buffers_alone_or_not_any_more_is_left_to_torch(two_ranks, first):
+    (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:buffers_left_alone_later", first=first)
+    assert differs == others == lines == []
+    assert f"broadcast_buffers was {first} at the first step and is {not first} now" in line
+
+
+def test_a_rank_that_leaves_buffers_alone_evaluates_with_its_own(two_ranks):
+    for differs, (torchs, ours) in two_ranks.run("tests.live.ddp:evaluated_with_own_buffers"):
+        assert differs == []
+        assert torchs == ours
+
+
 def test_what_the_drop_in_cannot_honour_is_refused_by_name(two_ranks):
     for (attached,) in two_ranks.run("tests.live.ddp:refusals"):
         assert attached.startswith("gradlane is attached to this model, which sums its gradients")

@@ -239,6 +239,13 @@ ATTACHED = {
 }
 
 
+def test_a_parameter_that_was_frozen_when_the_servers_got_the_others_is_not_trained(two_ranks):
+    outcomes = two_ranks.run("tests.live.served:thawed")
+    assert {kind for kind, _ in outcomes} <= {"JobError", "PeerFailed"}
+    for _, text in outcomes:
+        assert "layers.1.weight was frozen at attach and is trained now" in text
+
+
 @pytest.mark.parametrize("how", ATTACHED)
 def test_what_servers_cannot_train_is_refused_before_the_first_step(two_ranks, how):
     kind, text = ATTACHED[how]

@@ -32,7 +32,6 @@ from gradlane.cli.reports import BASELINE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.network import Network
-from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning import catalog
 from gradlane.planning.advice import SAME

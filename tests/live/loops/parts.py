@@ -151,6 +151,24 @@ def reentrant_checkpoints_of_a_layer_used_twice(job: Job) -> None:
         job.step()
 
 
+class CheckpointedAside(Mlp):
+    """Its forward pass leaves a second loss beside what it returns. The backward pass comes to that loss first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.layers[1](torch.tanh(self.layers[0](x))))
+        output = self.layers[-1](x)
+        self.aside = checkpoint(self.layers[-2], x, use_reentrant=True).square().mean()
+        return output
+
+
+@loop(model=CheckpointedAside)
+def a_reentrant_checkpoint_that_the_output_does_not_show(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        (job.loss() + job.model.aside).backward()
+        job.optimizer.step()
+
+
 class WholeCheckpointed(Mlp):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)

@@ -204,7 +204,7 @@ class DistributedDataParallel(TorchDDP):
     def _begin_as_torchs(self) -> None:
         # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
         self.__dict__.update(
-            _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0,
+            _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0, _broadcasts=True,
             _reduced=((),), _known=[], _frozen=[], _tells_of_frozen=True, _dtypes={}, _process=os.getpid(),
         )  # fmt: skip
 
@@ -284,7 +284,8 @@ class DistributedDataParallel(TorchDDP):
             )
             return
         self._tell_of_what_was_added()
-        options = {"broadcast_buffers": bool(self.broadcast_buffers), **self._options}
+        self._broadcasts = bool(self.broadcast_buffers)
+        options = {"broadcast_buffers": self._broadcasts, **self._options}
         policy = options.pop("policy", None)
         wrapped = Wrapped(self.require_forward_param_sync, self._left_out, self.find_unused_parameters)
         self._own_gradients()
@@ -303,6 +304,16 @@ class DistributedDataParallel(TorchDDP):
         # a reducer keeps buckets, which take as much memory as the gradients, and refers to parameters
         self._remove_autograd_hooks()
         self.reducer, self.logger = Reducer(session), None
+
+    @property
+    def _broadcasts_otherwise(self) -> bool:
+        """Whether `broadcast_buffers` has changed, at which torch's class looks in each forward pass, and a session at attach.
+
+        In evaluation mode with gradients one rank may be alone, which must not part with the others.
+        """
+        if self._session is None or bool(self.broadcast_buffers) == self._broadcasts or not self.modules_buffers:
+            return False
+        return self.module.training or not torch.is_grad_enabled()
 
     def _share_with_others(self) -> None:
         """Let torch sum for all wrappers that share a trained parameter with this one: each sums its gradient."""
@@ -398,6 +409,11 @@ class DistributedDataParallel(TorchDDP):
             self._attach()
         elif self._session is not None and self._session.closed:
             self._keep_torchs("the session was closed")
+        elif self._broadcasts_otherwise:
+            self._keep_torchs(
+                f"broadcast_buffers was {self._broadcasts} at the first step and is {not self._broadcasts} now; set it before "
+                "the first step"
+            )
         if self._session is None:
             if self._optimizers and not self._kept_by_torch and torch.is_grad_enabled():
                 self._note_evaluation()
@@ -413,6 +429,7 @@ class DistributedDataParallel(TorchDDP):
                 output = self.module(*inputs, **kwargs)
         finally:
             session.counts_calls = False
+        self.require_forward_param_sync = torch.is_grad_enabled() and self._syncs
         if self.find_unused_parameters and not self.static_graph:
             return through_one_node(output, clones=getattr(self, "_ddp_sink_clone", True))
         return output

@@ -29,6 +29,7 @@ from gradlane.live.remote_update.served_actions import ServedActions, ServedStep
 from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
 from gradlane.live.session.closures import run_first
+from gradlane.live.session.frozen import Frozen
 from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 from gradlane.live.session.job import Job
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
@@ -59,6 +60,7 @@ class ServedIterations:
         self.tracked = [Tracked(name, param, tensor) for tensor, (name, param) in enumerate(job.params)]
         self._of = {id(tracked.param): tracked for tracked in self.tracked}
         self._groups, self._values, self.buffers = groups, values, buffers
+        self._frozen = Frozen(job.model.named_parameters())
         # ranks that run in step have one update of the gradients' average
         self._scale = 1.0 / job.world if staleness == 0 else 1.0
         self.iteration = -1
@@ -87,6 +89,9 @@ class ServedIterations:
         trains = torch.is_grad_enabled() and module.training
         if self.in_backward and trains:
             self.fail("the backward pass was left unfinished (an exception that the script caught?)")
+        fault = self._frozen.fault if trains else None
+        if fault is not None:
+            self.fail(fault)
         if compiling or is_compiled(self._model):
             self.flush()
         else:
@@ -139,7 +144,7 @@ class ServedIterations:
             for tracked in self.tracked:
                 self._groups.states_of(tracked.param).pop(tracked.param, None)
         self.passes.backward_begins()
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self.passes.call_at_end(self._end)
 
     @property
     def counting(self) -> bool:

@@ -24,6 +24,7 @@ from gradlane.errors import JobError
 from gradlane.live.comm.recorder import now_ns
 from gradlane.live.comm.turn import in_turn
 from gradlane.live.session import guarded_params
+from gradlane.live.session.frozen import Frozen
 from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_traced, parameters_of_scripts
 from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.interruptions import wrap_handlers
@@ -49,7 +50,7 @@ class Iterations:
     def __init__(self, parts: Parts, first_plan: Plan) -> None:
         self.parts, job = parts, parts.job
         self.summed = summed_parameters(job.model, job.ignored)
-        self._frozen = [(name, param) for name, param in self.summed if not param.requires_grad]
+        self._frozen = Frozen(self.summed)
         self._by_name = {name: Tracked(name, param, tensor) for tensor, (name, param) in enumerate(job.params)}
         parts.tracked_of = {id(tracked.param): tracked for tracked in self._by_name.values()}
         self._driver, self._updates, self._verifier = parts.driver, parts.updates, parts.verifier
@@ -158,8 +159,9 @@ class Iterations:
         self._steps.go_on_after_an_error()
         if self.passes.counts_calls and self.parts.buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1, trains=True)
-        if self.trains_more is not None:
-            raise JobError(f"{self.trains_more} was frozen at attach and is trained now: close() the session and attach again")
+        fault = self._frozen.fault
+        if fault is not None:
+            raise JobError(fault)
         buffers = self.parts.buffers
         changed = None if buffers is None or self.parts.job.wrapped else buffers.changed
         if changed is not None:
@@ -254,7 +256,7 @@ class Iterations:
         if parts.uneven is not None:
             self._gradients.scale_by(parts.uneven.come())
         self._begin_iteration()
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self.passes.call_at_end(self._end)
 
     @in_turn
     def _begin_iteration(self) -> None:
@@ -347,7 +349,7 @@ class Iterations:
     @property
     def trains_more(self) -> str | None:
         """The name of a parameter that was frozen at attach and is trained now; None if there is none."""
-        return next((name for name, param in self._frozen if param.requires_grad), None)
+        return self._frozen.trained
 
     # -- forks and signals, see `interruptions.py` -------------------------------------------------
 

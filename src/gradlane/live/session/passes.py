@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from gradlane.errors import JobError, UnsupportedError
-from gradlane.live.session import guarded_params, interruptions
+from gradlane.live.session import guarded_params, interruptions, nested_passes
 from gradlane.live.session.aliases import accumulator_of
 from gradlane.live.session.hooks import (
     CallHook,
@@ -131,6 +131,7 @@ class Passes:
         self._calls = 0  # of the model, each inside of the one before; one that has raised counts until the next begins
         self._handles: list[Any] = []
         patch_for_good()
+        nested_passes.watch_passes()
         take_as_a_tensor(PendingGradient)
         hold = self._handles.append
         for each in tracked:
@@ -251,8 +252,7 @@ class Passes:
     def _hook_outputs(self, output: Any) -> None:
         """Hook the model's output, so that a backward pass is noticed where it begins.
 
-        A parameter's hook may be too late: inside a reentrant checkpoint it fires in a nested pass,
-        which ends before the whole backward pass does.
+        A parameter's hook is later: times of readiness count from the beginning.
         """
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -339,6 +339,20 @@ class Passes:
         for tracked in self._tracked:
             tracked.fired = 0
             tracked.waiting = None
+
+    def call_at_end(self, end: Callable[[], None]) -> None:
+        """Call `end` at the end of the backward pass that has begun.
+
+        That is the outermost one, if the pass that runs now is inside of another and leaves gradients for it.
+        """
+
+        def ended() -> None:
+            if nested_passes.is_inner() and any(each.fired < max(1, each.expected) for each in self._tracked):
+                nested_passes.after_outermost(end)
+            else:
+                end()
+
+        torch.autograd.Variable._execution_engine.queue_callback(ended)
 
     def backward_ended(self) -> None:
         """The backward pass is over."""

@@ -1,0 +1,29 @@
+"""Frozen: the parameters that were frozen at attach. Nobody sums their gradients, should the script train them later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+class Frozen:
+    """The frozen ones of some parameters.
+
+    Args:
+        named: names and parameters.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        self._named = [(name, param) for name, param in named if not param.requires_grad]
+
+    @property
+    def trained(self) -> str | None:
+        """The name of one that is trained now; None if there is none."""
+        return next((name for name, param in self._named if param.requires_grad), None)
+
+    @property
+    def fault(self) -> str | None:
+        """What to say of it; None if there is none."""
+        name = self.trained
+        return None if name is None else f"{name} was frozen at attach and is trained now: close() the session and attach again"
