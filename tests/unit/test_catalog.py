@@ -24,6 +24,28 @@ from tests.commands import ROOT, invoke
 EXAMPLE = f"{ROOT / 'examples' / 'own_policy.py'}:EqualParts"
 
 
+KNOBS = """
+from typing import ClassVar
+import msgspec
+from gradlane.core.policy import KnobRange
+
+class Mine(msgspec.Struct, frozen=True):
+    name = "mine"
+    paper = differs = "-"
+    on: bool = False
+    part: float = 0.5
+
+    def plan(self, profile, network): ...
+"""
+
+
+def test_a_knob_that_is_true_or_false_is_no_word(tmp_path):
+    (tmp_path / "mine.py").write_text(KNOBS)
+    for text, on in (("true", True), ("false", False)):
+        policy: Any = catalog.get(f"{tmp_path / 'mine.py'}:Mine:on={text}:part=0.25")
+        assert (policy.on, policy.part) == (on, 0.25)
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(profile=profiles(), network=networks(), parts=st.integers(1, 20))
@@ -71,6 +93,16 @@ def test_a_module_that_can_be_imported_from_here_is_found_too(monkeypatch):
             "class Mine:\n    name = 'a\\nb'\n    paper = differs = '-'\n    def plan(self, profile, network): ...",
             {},
             "its name: got 'a",
+        ),
+        (f"{KNOBS}", {"on": "no"}, "on: got 'no', expected true or false"),
+        (f"{KNOBS}", {"on": 0}, "on: got 0, expected true or false"),
+        (f"{KNOBS}", {"part": "nan"}, "part: got 'nan', expected a number"),
+        (f"{KNOBS}    replans: ClassVar = 'yes'\n", {}, "replans: got 'yes', expected True or False"),
+        (f"{KNOBS}    tunable: ClassVar = {{'on': 3}}\n", {}, "tunable: got .*, expected a KnobRange for each"),
+        (
+            f"{KNOBS}    tunable: ClassVar = {{'size': KnobRange(1, 2)}}\n",
+            {},
+            "tunable: got 'size', expected one of its knobs: on",
         ),
         ("def", {}, "which cannot be imported from here "),
         ("import nothing_of_this_name", {}, "No module named 'nothing_of_this_name'"),
@@ -147,6 +179,7 @@ FAULTY = {
     "nothing": ("        return None", "plan() returned NoneType, expected a gradlane.core.plan.Plan"),
     "a list": ("        return [plan]", "plan() returned list"),
     "an error": ("        return {}['size']", "plan() raised KeyError: 'size' ("),
+    "an end": ("        raise SystemExit(0)", "plan() raised SystemExit: 0 ("),
     "tuples": (
         "        return msgspec.structs.replace(plan, messages=(Message(((0, 0, 4),)), *messages))",
         "messages[0] is Message(slices=((0, 0, 4),)",

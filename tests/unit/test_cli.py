@@ -136,10 +136,10 @@ def test_plan_ranks_all_policies_against_ddp_and_the_bound(inputs):
     by_name = {row["policy"]: row for row in report["policies"]}
     # forward 50, gradients last ready at 100, 2 MiB then take 1 + 20.97152 ms, update 1
     assert by_name["wfbp"]["iteration_ns"] == 50_000_000 + 100_000_000 + 21_971_520 + 1_000_000
-    assert by_name["wfbp"]["ratio_to_no_communication"] == pytest.approx(172.97152 / 151)
+    assert by_name["wfbp"]["efficiency"] == pytest.approx(151 / 172.97152)
     assert by_name["wfbp"]["above_bound"] == 0.0
-    assert by_name["sync-easgd"]["ratio_to_ddp"] == pytest.approx(172.97152 / (151 + 1 + 6.004 * MIB / 10**5), rel=1e-3)
-    assert by_name["ddp"]["ratio_to_ddp"] == 1.0
+    assert by_name["sync-easgd"]["speedup_over_ddp"] == pytest.approx(172.97152 / (151 + 1 + 6.004 * MIB / 10**5), rel=1e-3)
+    assert by_name["ddp"]["speedup_over_ddp"] == 1.0
 
 
 def test_plan_prints_a_table_a_recommendation_and_the_plan(inputs):

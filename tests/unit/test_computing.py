@@ -171,6 +171,14 @@ def test_activations_are_what_every_kernel_writes_once():
     assert 2.5 < zoo.activation_bytes("resnet50", 1, "float32") / 4 / 11.1e6 < 3.5
 
 
+def test_whether_a_model_of_a_file_fits_is_not_known_where_its_activations_are_not(tmp_path):
+    invoke("zoo", "vgg16", "--batch", "128", "--out", tmp_path / "vgg16.json")
+    of_file = ("plan", tmp_path / "vgg16.json", "--workers", "2", "--policy", "ddp")
+    assert json.loads(invoke(*of_file, "--json"))["memory"]["fits"] is None
+    assert "activations not known" in invoke(*of_file)
+    assert json.loads(invoke("plan", "vgg16", "--batch", "128", "--workers", "2", "--json"))["memory"]["fits"] is False
+
+
 def test_a_plan_says_whether_a_replica_fits_and_what_would():
     fits = ("plan", "resnet50", "--device", "v100", "--workers", "2", "--policy", "ddp")
     assert json.loads(invoke(*fits, "--json"))["memory"]["fits"] is True

@@ -82,6 +82,11 @@ def test_a_steady_run_has_no_remark():
     assert not found.remarks
 
 
+def test_a_step_that_takes_longer_than_computing_and_summing_hides_nothing_that_is_known():
+    found = comparison(ddp=[600] * 5, alone=[200] * 5, wire=[310] * 5, p3=[510] * 5)
+    assert [each.hidden for each in found.results] == [None, 0.0]
+
+
 def test_disturbed_turns_of_ddp_raise_the_bound_as_much_as_the_ratios_and_are_told():
     found = comparison(ddp=[600, 2000, 600, 3000, 2500], alone=[300] * 5, p3=[400] * 5)
     assert ratios(found)["p3"] == 5.0

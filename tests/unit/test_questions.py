@@ -257,9 +257,8 @@ def test_a_profile_cut_short_and_one_with_a_negative_time_are_refused_with_the_p
 def test_workers_are_hosts_times_devices_wherever_they_are_given():
     rows = json.loads(invoke("simulate", "alexnet", "--workers", "4,4x1,2x2..8x2", "--policy", "ddp", "--json"))
     assert [(row["workers"], row.get("hosts"), row.get("devices")) for row in rows] == [
-        (4, None, None), (4, None, None), (4, 2, 2), (8, 4, 2), (16, 8, 2),
+        (4, None, None), (4, 2, 2), (8, 4, 2), (16, 8, 2),  # one device a host is one worker, and asked for once
     ]  # fmt: skip
-    assert rows[0] == rows[1]
     assert all(row["iteration_ns"] >= row["bound_ns"] >= row["oracle_ns"] for row in rows)
     assert "all-reduce of 16 workers: a message costs" in invoke("plan", "alexnet", "--workers", "2x8", "--policy", "ddp")
     text = invoke("whatif", "workers", "alexnet", "--workers", "2x4,4x4", "--policy", "ddp")

@@ -11,8 +11,8 @@ from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.core.timeline import Span
-from gradlane.sim import planned_ahead, simulate
-from gradlane.testing.generators import networks, plans, profiles
+from gradlane.sim import planned_ahead, simulate, steady_iteration
+from gradlane.testing.generators import networks, planned, plans, profile_of, profiles
 
 # forward 10 + 20, backward 50, updates 1 + 2; b is ready at 20 and belongs to the second layer
 TWO_LAYERS = Profile(
@@ -49,6 +49,16 @@ def test_two_layers_first_in_first_out_by_hand():
     ]
     assert timeline.iteration_ns() == [115]
     assert timeline.hidden() == pytest.approx(30 / 62)
+
+
+def test_a_message_of_two_phases_hides_what_passes_while_the_device_computes():
+    MS = 10**6
+    # 20 MB ready after 50 ms, of 70 ms of backward: 200 ms on the wire, of which 20 ms pass behind it
+    profile = profile_of((50 * MS, 20 * 10**6), forward_ns=10 * MS, backward_ns=70 * MS)
+    network = Network.line(2, 0, 10**8)
+    for name in ("wfbp", "dear"):
+        assert simulate(planned(name, profile, network), profile, network).hidden() == pytest.approx(20 / 200)
+        assert steady_iteration(planned(name, profile, network), profile, network).hidden == pytest.approx(20 / 200)
 
 
 def test_two_layers_across_the_barrier_by_hand():

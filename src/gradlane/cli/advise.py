@@ -19,6 +19,8 @@ from gradlane.cli.inputs.types import SCRIPT, SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import TIMED_OUT, need_torch, run_quietly, torchrun_here
+from gradlane.core.fields import MAX_RATE
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.ddp_run import DdpRun
@@ -229,6 +231,12 @@ def rows(advice: Advice) -> list[tuple[tuple[str, ...], bool]]:
     return found
 
 
+def _rate(network: Network) -> str:
+    if network.bytes_per_second < MAX_RATE:
+        return format_rate(network.bytes_per_second)
+    return "a rate that cannot be told apart from none (a busy machine, or too little to send)"
+
+
 def _show(advice: Advice) -> None:
     run, shown = advice.run, console()
 
@@ -244,7 +252,7 @@ def _show(advice: Advice) -> None:
     )  # fmt: skip
     say(f"a step takes {format_ns(advice.step_ns)} under DDP and {format_ns(advice.alone_ns)} without sums{waits}")
     network = run.network
-    say(f"the network: {format_ns(network.startup_ns)} for a message and {format_rate(network.bytes_per_second)}, measured")
+    say(f"the network: {format_ns(network.startup_ns)} for a message and {_rate(network)}, measured")
     say("")
     if advice.differs:
         table = Table()
@@ -259,7 +267,11 @@ def _show(advice: Advice) -> None:
             f"No policy's simulated step differs from DDP's {format_ns(advice.baseline.expected_ns)} by {SAME:.0%} of your "
             "step or more."
         )
-    say(f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated\n")
+    say(f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated")
+    if any(option.saves == advice.possible < (advice.baseline.expected_ns - option.expected_ns) / advice.step_ns
+           for option in advice.options):  # fmt: skip
+        say(f"savings end at {advice.possible:.1%}, which is what that bound leaves of your step as it was measured")
+    say("")
     say(verdict(advice))
     if advice.is_worth_it:
         say("\n" + "\n".join(_lines(advice)))

@@ -13,7 +13,10 @@ from gradlane.cli.inputs.types import IN_FILE, OUT_FILE, Choice, parse_time
 from gradlane.cli.terminal import console
 from gradlane.core import files
 from gradlane.core.profile import Profile
+from gradlane.errors import InputError
 from gradlane.units import format_bytes, format_ns
+
+_OPTIONS = {"compute_ns": "--compute", "tensors": "--names-from"}  # that give arguments of `trace.read`
 
 
 @click.command()
@@ -36,12 +39,15 @@ def command(
     """Make a profile of TRACE: a PyTorch profiler or Chakra trace, a PipeDream graph or an MG-WFBP
     log, gzipped or not.
     """
-    profile = trace.read(
-        path,
-        format=format_,
-        tensors=None if names_from is None else files.read(names_from, Profile).specs,
-        compute_ns=None if compute is None else parse_time("--compute", compute),
-    )
+    tensors = None if names_from is None else files.read(names_from, Profile).specs
+    compute_ns = None if compute is None else parse_time("--compute", compute)
+    try:
+        profile = trace.read(path, format=format_, tensors=tensors, compute_ns=compute_ns)
+    except InputError as error:
+        argument, _, said = str(error).partition(": ")
+        if argument not in _OPTIONS:
+            raise
+        raise InputError(f"{_OPTIONS[argument]}: {said}") from None
     if as_json:
         click.echo(msgspec.json.format(files.dumps(profile), indent=2).decode())
     else:

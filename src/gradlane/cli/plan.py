@@ -178,7 +178,8 @@ def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
     lines = [model, computes, network]
     replica = computing.replica(profile_text)
     if replica is not None:
-        lines.insert(2, f"memory   {replica.describe()}{'' if replica.fits else f'{chr(10)}         {replica.remedy()}'}")
+        remedy = f"\n         {replica.remedy()}" if replica.fits is False else ""
+        lines.insert(2, f"memory   {replica.describe()}{remedy}")
     return "\n".join(lines)
 
 
@@ -189,8 +190,8 @@ def _as_json(
         {
             "policy": outcome.policy,
             "iteration_ns": outcome.iteration_ns,
-            "ratio_to_ddp": _ratio(baseline.iteration_ns, outcome.iteration_ns),
-            "ratio_to_no_communication": _ratio(outcome.iteration_ns, outcome.oracle_ns),
+            "speedup_over_ddp": _ratio(baseline.iteration_ns, outcome.iteration_ns),
+            "efficiency": outcome.efficiency,
             "above_bound": outcome.above_bound,
             "messages": len(outcome.plan.messages),
             "hidden": outcome.hidden(),

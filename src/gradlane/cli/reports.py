@@ -78,7 +78,7 @@ def show_misfits(shown: Console, models: Sequence[str], computing: Computing) ->
     """Print a line for each model that does not fit its device."""
     for model in models:
         replica = computing.replica(model)
-        if replica is not None and not replica.fits:
+        if replica is not None and replica.fits is False:
             shown.print(Text(f"{model}: {replica.remedy()} ({replica.describe()})"), soft_wrap=True)
 
 

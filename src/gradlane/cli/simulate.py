@@ -82,7 +82,7 @@ def command(
     """
     computing = Computing.take(given)
     todo = cases(
-        [computing.read(text) for text in profiles],
+        [computing.read(text) for text in dict.fromkeys(profiles)],
         read_place(**given, device=computing.device),
         parse_rates(rate),
         parse_workers(workers),

@@ -405,7 +405,9 @@ def _open(answer: str) -> None:
 
 
 def _answer(outcomes: Sequence[Outcome], x: str) -> str:
-    """What DDP, the best policy and any schedule reach where a schedule matters most, and where it does not matter."""
+    """What DDP, the best policy and any schedule reach where a schedule matters most, and where it does not matter. Where it
+    matters nowhere, what DDP and any schedule reach where DDP reaches least.
+    """
     head = _HEADS[x]
     found: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -419,14 +421,18 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
         return f"The best policy ({best[now].policy}) reaches {best[now].efficiency:.1%} of linear now, {reached}."
     place = "with {} workers" if x == "workers" else "at {} Gbit/s"
     is_alone = len({outcome.policy for outcome in outcomes}) == 1
-    where = list(found)[-1] if is_alone else max(gaps, key=lambda value: gaps[value])
+    nobody_saves = max(gaps.values()) <= SAME
+    where = max(gaps, key=lambda value: gaps[value])
+    if is_alone or nobody_saves:
+        where = list(found)[-1] if is_alone else min(found, key=lambda value: plain[value].efficiency)
     at = place.format(where.removesuffix("G") if x != "workers" else where)
     most = best[where].oracle_ns / best[where].bound_ns
     reached = f"{plain[where].policy} reaches {plain[where].efficiency:.0%} of linear"
     if is_alone:
         return f"{at[0].upper()}{at[1:]} {reached}, no schedule more than {most:.0%}."
-    if gaps[where] <= SAME:
-        return f"No policy saves more than a percent of the time of {plain[where].policy}: {at} {reached}."
+    if nobody_saves:
+        no_more = f"{at} {reached}, no schedule more than {most:.0%}"
+        return f"No policy saves more than a percent of the time of {plain[where].policy}: {no_more}."
     ahead = f"{best[where].policy} {best[where].efficiency:.0%}, no schedule more than {most:.0%}"
     text = f"{at[0].upper()}{at[1:]} {reached}, {ahead}"
     values = list(found)

@@ -44,13 +44,14 @@ def evaluate(
             continue  # it is no policy, and only the bound uses it
         speedup = Speedup.of(turns[BASELINE], turns[name])
         parts = [1 - (own - alone) / wire for own, alone, wire in zip(turns[name], computing, summing, strict=True)]
+        hidden = statistics.median(parts)
         results.append(
             Result(
                 policy=name,
                 step_ns=tuple(arm["step_ns"]),
                 speedup=speedup,
                 beats_bound=speedup.ratio > bound.ratio,
-                hidden=min(1.0, max(0.0, statistics.median(parts))),
+                hidden=min(1.0, hidden) if hidden >= 0 else None,
                 loss=arm["loss"],
                 # beyond two ranks a sum's last bits depend on how it is cut, which differs between
                 # two runs of DDP too
@@ -76,7 +77,7 @@ def evaluate(
         bound_text=(
             f"a step takes at least the longer of computing ({statistics.median(computing) / 1e6:.0f} ms alone) and "
             f"communicating ({statistics.median(summing) / 1e6:.0f} ms as one all-reduce), by turns; "
-            "hidden: the part of the latter that does not lengthen the step"
+            "hidden: the part of the latter that does not lengthen the step, - where a step takes longer than both together"
         ),
         results=tuple(results),
         remarks=(

@@ -35,7 +35,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         step_ns: length of each measured step on rank 0; empty if the run gave none.
         speedup: over torch DDP in the same turns; None without steps of both.
         beats_bound: whether that is above the comparison's bound; its remarks then say why.
-        hidden: fraction of communication that was overlapped, 0 to 1; None if not observed.
+        hidden: fraction of communication that was overlapped, 0 to 1; None where a step takes longer than computing and
+            communicating one after the other, or if not observed.
         loss: after the comparison's `loss_step`; None if it was not finite.
         equal_to_ddp: whether the final parameters equal DDP's bit for bit; None if not compared.
         note: for people.

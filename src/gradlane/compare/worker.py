@@ -257,8 +257,8 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             else:
                 arm.warm_up()
                 maker.learn(arm)
-            steps = config.steps + 1 if turn else (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
-            each_ms = (time.perf_counter() - began) / steps * 1e3
+            steps = (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
+            each_ms = median(arm.step_ns[-config.steps :]) / 1e6 if turn else (time.perf_counter() - began) / steps * 1e3
             say(
                 f"[{turn * len(specs) + place + 1:3d}/{(config.rounds + 1) * len(specs)}] "
                 f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"

@@ -84,20 +84,23 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def hidden(self) -> float:
         """The fraction of communication that was overlapped with computation, 0 to 1.
 
-        Communication is the time in which at least one message was sent; overlapped is the part of
-        it in which the compute thread did not wait. 1 for a timeline without sends.
+        Communication is the time in which at least one message was in flight, in either phase; overlapped is
+        the part of it in which the compute thread did not wait. 1 for a timeline without messages.
         """
-        sends = [(span.start_ns, span.end_ns) for span in self.of("send")]
-        return hidden_part(sends, [(span.start_ns, span.end_ns) for span in self.of("wait")])
+        messages = [(span.start_ns, span.end_ns) for kind in _MESSAGES for span in self.of(kind)]
+        return hidden_part(messages, [(span.start_ns, span.end_ns) for span in self.of("wait")])
 
 
-def hidden_part(sends: Iterable[tuple[int, int]], waits: Iterable[tuple[int, int]]) -> float:
+_MESSAGES: tuple[Kind, ...] = ("send", "receive")
+
+
+def hidden_part(messages: Iterable[tuple[int, int]], waits: Iterable[tuple[int, int]]) -> float:
     """The part of communication that was overlapped with computation (see `Timeline.hidden`).
 
     Args:
-        sends, waits: start and end of each message, and of each wait of the compute thread, in ns.
+        messages, waits: start and end of each message or phase of one, and of each wait of the compute thread, in ns.
     """
-    sent, waited = union(sends), union(waits)
+    sent, waited = union(messages), union(waits)
     total = sum(end - start for start, end in sent)
     return 1.0 if total == 0 else 1.0 - _overlap(sent, waited) / total
 

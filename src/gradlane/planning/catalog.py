@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -21,9 +22,9 @@ from msgspec import UNSET
 
 from gradlane import policies
 from gradlane.core.backends import BackendName
-from gradlane.core.fields import did_you_mean, need_name
+from gradlane.core.fields import did_you_mean, need, need_name
 from gradlane.core.place import Place
-from gradlane.core.policy import Policy
+from gradlane.core.policy import KnobRange, Policy, plans_with_bus, replans, tunable
 from gradlane.core.records.search_log import AUTO
 from gradlane.errors import InputError
 from gradlane.planning.searched import Searched
@@ -158,7 +159,7 @@ def _own(place: str, knobs: dict[str, Any]) -> Policy:
         _refuse_without_parts(place, made)
     _check_knobs(place, made, knobs)
     try:
-        policy = made(**knobs)
+        policy = made(**_typed(place, made, knobs))
     except InputError:
         raise
     except Exception as error:  # of the class, which may do anything
@@ -166,10 +167,22 @@ def _own(place: str, knobs: dict[str, Any]) -> Policy:
         raise InputError(f"policy {place}: {text}") from error
     if not isinstance(policy, Policy):
         _refuse_without_parts(place, policy)
-    need_name(f"policy {place}: its name", policy.name)
+    _check_attributes(place, policy)
     if policy.name in (*names(), AUTO) and is_users(policy):
         raise InputError(f"policy {place}: got the name {policy.name!r}, which a policy of gradlane's has, expected another")
     return policy
+
+
+def _check_attributes(place: str, policy: Policy) -> None:
+    """Raise `InputError` for a class attribute of `Policy` that is of another kind."""
+    need_name(f"policy {place}: its name", policy.name)
+    for flag, value in (("replans", replans(policy)), ("plans_with_bus", plans_with_bus(policy))):
+        need(isinstance(value, bool), f"policy {place}: {flag}", value, "True or False")
+    ranges, knobs = tunable(policy), inspect.signature(type(policy)).parameters
+    is_one = isinstance(ranges, Mapping) and all(isinstance(each, KnobRange) for each in ranges.values())
+    need(is_one, f"policy {place}: tunable", ranges, "a KnobRange for each knob that a search may set")
+    for knob in ranges:
+        need(knob in knobs, f"policy {place}: tunable", knob, f"one of its knobs: {', '.join(knobs) or 'it has none'}")
 
 
 def _refuse_without_parts(place: str, policy: object) -> NoReturn:
@@ -189,6 +202,30 @@ def _check_knobs(place: str, made: type, knobs: dict[str, Any]) -> None:
     for knob, each in known.items():
         if each.default is each.empty and knob not in knobs:
             raise InputError(f"policy {place}: got no value for its knob {knob!r}, expected a default in the class")
+
+
+_EXPECTED = {bool: "true or false", int: "a whole number, or a size such as 4MiB", float: "a number", str: "a word"}
+
+
+def _typed(place: str, made: type, knobs: dict[str, Any]) -> dict[str, Any]:
+    """`knobs` for the class `made`, with `true` and `false` as a bool where it has one.
+
+    Raises:
+        InputError: a value is of another type than the fields of a `msgspec.Struct` are.
+    """
+    fields = msgspec.structs.fields(made) if issubclass(made, msgspec.Struct) else ()
+    kinds = {field.name: field.type for field in fields}
+    known, typed = inspect.signature(made).parameters, dict(knobs)
+    for knob, value in knobs.items():
+        kind = kinds.get(knob)
+        if value in ("true", "false") and (kind is bool or (knob in known and isinstance(known[knob].default, bool))):
+            typed[knob] = value == "true"
+        elif kind in _EXPECTED:
+            try:
+                typed[knob] = msgspec.convert(value, kind)
+            except msgspec.ValidationError:
+                raise InputError(f"policy {place}: {knob}: got {value!r}, expected {_EXPECTED[kind]}") from None
+    return typed
 
 
 def _classes_in(module: ModuleType) -> list[str]:

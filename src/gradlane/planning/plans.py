@@ -76,7 +76,7 @@ def _planned(policy: Policy, profile: Profile, network: Network) -> Plan:
         plan: Any = policy.plan(profile, network)
     except GradlaneError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         where = "expected plan(self, profile, network)" if at.filename == __file__ else f"{at.filename}:{at.lineno}"
         raise PlanError(f"policy {policy.name}: plan() raised {type(error).__name__}: {error} ({where})") from error

@@ -68,8 +68,7 @@ def steady_iteration(plan: Plan, profile: Profile, network: Network) -> SteadyIt
     """As `iteration_ns`, with what of the communication was hidden."""
     waits = _Waits()
     sends, took_ns = _run(plan, profile, network, waits)
-    sent = [(each.start_ns, each.end_ns) for each in sends if not each.second_half]
-    return SteadyIteration(took_ns, hidden_part(sent, waits.found))
+    return SteadyIteration(took_ns, hidden_part([(each.start_ns, each.end_ns) for each in sends], waits.found))
 
 
 def _run(plan: Plan, profile: Profile, network: Network, observer: Observer | None = None) -> tuple[list[Sent], int]:

@@ -54,9 +54,9 @@ def read(
     if found is None:
         raise FormatError(f"{path}: got a file of no known format, expected one of {', '.join(FORMATS)}")
     if compute_ns is not None and found != "chakra":
-        raise InputError(f"compute_ns: got {compute_ns} for a {found} file, expected none: it has times of its own")
+        raise InputError(f"compute_ns: got it for a {found} file, expected none: it has times of its own")
     if tensors is not None and found not in ("kineto", "chakra"):
-        raise InputError(f"tensors: got {len(tensors)} for a {found} file, expected none: its layers have names of their own")
+        raise InputError(f"tensors: got them for a {found} file, expected none: its layers have names of their own")
     name = Path(path).name
     if found == "kineto":
         return kineto.read(data, name, tensors)

@@ -310,12 +310,13 @@ def workers_of(case: Case) -> Workers:
 
 
 def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:
-    """The values of --rate, in bits per second: 10gbit, a name of `zoo.LINKS`, or several cards, as 8xndr.
+    """The values of --rate, each once, in bits per second: 10gbit, a name of `zoo.LINKS`, or several cards, as 8xndr.
 
     Raises:
         InputError: a text is none of these; the message lists the names.
     """
-    return [_parse_rate(part.strip()) for text in texts or (default,) for part in text.split(",")]
+    parts = (part.strip() for text in texts or (default,) for part in text.split(","))
+    return list(dict.fromkeys(map(_parse_rate, parts)))
 
 
 def _parse_rate(text: str) -> int:
@@ -337,7 +338,7 @@ def _parse_rate(text: str) -> int:
 
 
 def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]:
-    """The values of --workers: 8, or 2,4,8, or 2..64 by doubling; of hosts with devices 16x8, or
+    """The values of --workers, each once: 8, or 2,4,8, or 2..64 by doubling; of hosts with devices 16x8, or
     1x8..256x8 by doubling the hosts.
 
     Raises:
@@ -357,7 +358,7 @@ def parse_workers(texts: Sequence[str], default: str = WORKERS) -> list[Workers]
         if not 1 <= low <= high <= MAX_WORKERS // devices:
             raise InputError(f"--workers: got {part!r}, expected 1 to {MAX_WORKERS // devices}, the smaller first")
         found += [Workers(hosts, devices) for hosts in _doubling(low, high)]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def parse_counts(option: str, texts: Sequence[str], least: int = 1) -> list[int]:

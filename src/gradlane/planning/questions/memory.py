@@ -59,13 +59,19 @@ class Replica:
         return self.lasting + (self.activations or 0)
 
     @property
-    def fits(self) -> bool:
-        """Whether all of it fits the device, by a bound from above for activations."""
+    def fits(self) -> bool | None:
+        """Whether all of it fits the device, by a bound from above for activations; None where these are not known and the
+        rest fits.
+        """
+        if self.activations is None and self.lasting <= self.capacity:
+            return None
         return self.total <= self.capacity
 
     def describe(self) -> str:
         """One line for people: the parts, and the device's memory."""
-        activations = "" if self.activations is None else f", activations up to {format_bytes(self.activations)}"
+        activations = ", activations not known"
+        if self.activations is not None:
+            activations = f", activations up to {format_bytes(self.activations)}"
         return (
             f"parameters {format_bytes(self.parameters)}, gradients {format_bytes(self.gradients)}, Adam's states "
             f"{format_bytes(self.states)}{activations}: {format_bytes(self.total)} of {self.device}'s "
@@ -74,7 +80,7 @@ class Replica:
 
     def remedy(self) -> str:
         """Where it does not fit: what would, in one line."""
-        assert not self.fits
+        assert self.fits is False
         if self.lasting > self.capacity:
             how, ways = self._less_state()
             return f"a replica does not fit; {how}this would: {'; or '.join(ways)}"

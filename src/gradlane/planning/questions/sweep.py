@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from gradlane.core.backends import why_not
 from gradlane.core.checks import check_timeline
 from gradlane.core.cluster import Cluster
+from gradlane.core.fields import MAX_NS, need
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
@@ -24,8 +25,10 @@ from gradlane.policies.owners import Owners
 from gradlane.sim import iteration_ns, simulate, simulate_steady, steady_iteration
 from gradlane.sim.bounds import lower_bound_ns, oracle_ns
 from gradlane.sim.fabric import FOREVER
+from gradlane.units import format_ns
 
 Where = Network | Cluster
+_LONGEST_NS = MAX_NS // 1000  # of a step; its timeline must not exceed `MAX_NS`
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,11 @@ def judge(policy: Policy, case: Case, bound_ns: int | None = None, progress: Pro
     Raises:
         PlanError: nothing can carry the plan there.
     """
+    if bound_ns is None:
+        bound_ns = lower_bound_ns(case.profile, case.where)
+    need(
+        bound_ns < _LONGEST_NS, "step", format_ns(bound_ns), f"less than {format_ns(_LONGEST_NS)}: faster links, or fewer bytes"
+    )
     return replace(_simulated(_plan(policy, case, progress), case, bound_ns), setting=catalog.spelled(policy))
 
 
