@@ -238,7 +238,7 @@ class Updates(Generic[OneStep]):
             self._until_step_is_over()
             if not self._do.is_guarded(tracked):
                 return  # another thread has made it current
-            self._make_current(tracked)
+            self.make((tracked,))  # nothing to wait for if no step has deferred an update
             if tracked.phase is Phase.DEFERRED:
                 return  # while this thread waited, others went on as far as the next step
             self._do.unguard((tracked,))
@@ -307,9 +307,8 @@ class Updates(Generic[OneStep]):
             self._do.all_are_made()
 
     def _make_current(self, tracked: Tracked) -> None:
-        """Wait for the sum of `tracked`. If its update is deferred, make it, with all others whose sums have arrived."""
-        if tracked.step is not None:
-            self._do.from_elsewhere(self.make_all)
+        """Wait for the sum of `tracked`, make its update, which is deferred, and those of all others whose sums have arrived."""
+        self._do.from_elsewhere(self.make_all)
         awaited = tracked.step
         self._wait_for((tracked,))
         if awaited is None or tracked.step is not awaited:
