@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import runpy
+import unittest.mock
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 import gradlane
 from tests.commands import ROOT
+from tests.live.networks import UntilAwaited, network_until_awaited
 
 
 def _net() -> nn.Module:
@@ -39,6 +41,27 @@ def numbers(rank: int, world: int, policy: str, backend: str, drop_in: bool = Fa
             found.append(dict(session.metrics()))
     session.close()
     return found
+
+
+def waits_in_second_passes(rank: int, world: int) -> list[int]:
+    """How often the second forward pass of a step has waited for sums of the first, in the iterations that are measured."""
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    counts, awaits = (
+        [],
+        unittest.mock.patch.object(UntilAwaited, "await_ends", autospec=True, side_effect=UntilAwaited.await_ends),
+    )
+    with network_until_awaited(), awaits as awaited, gradlane.attach(net, optimizer, "wfbp", profile_iterations=6):
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(torch.randn(8, 32)).square().mean().backward()
+            before = awaited.call_count
+            loss = net(torch.randn(8, 32)).square().mean()
+            counts.append(awaited.call_count - before)
+            loss.backward()
+            optimizer.step()
+    assert awaited.call_count > 0
+    return counts
 
 
 def exported(rank: int, world: int, to: str, ports: list[int]) -> str:

@@ -32,6 +32,10 @@ def test_metrics_are_of_the_last_whole_step(two_ranks, policy, backend, messages
         assert not found[-1]["searching"]
 
 
+def test_a_second_pass_of_a_step_is_measured_without_the_sums_of_the_first(two_ranks):
+    assert two_ranks.run("tests.live.metrics:waits_in_second_passes") == [[0, 0, 0]] * 2
+
+
 def test_a_wrapped_model_has_them_once_it_is_attached(two_ranks):
     for found in two_ranks.run("tests.live.metrics:numbers", policy="wfbp", backend="all-reduce", drop_in=True):
         assert len(found) == 7  # torch sums the first step

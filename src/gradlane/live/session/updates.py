@@ -307,7 +307,7 @@ class Updates(Generic[OneStep]):
             self._do.all_are_made()
 
     def _make_current(self, tracked: Tracked) -> None:
-        """Wait for the sum of `tracked`, make its update, which is deferred, and those of all others whose sums have arrived."""
+        """Wait for the sum of `tracked`, and make its deferred update, with all others whose sums have arrived."""
         self._do.from_elsewhere(self.make_all)
         awaited = tracked.step
         self._wait_for((tracked,))
