@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils.checkpoint import checkpoint
 
 import gradlane
 from gradlane.errors import UnsupportedError
@@ -620,6 +621,88 @@ def evaluated_with_own_buffers(rank: int, world: int) -> tuple[list[str], tuple[
     with slow_network():
         found, ours = train(_wrap)
     return differences(reference, found), (torchs, ours)
+
+
+def calls_in_backward_passes(rank: int, world: int, which: str) -> tuple[list[str], list[str]]:
+    """What differs from torch's class, and what is logged, where the wrapper is called inside of a backward pass, its own or
+    another's, which torch's class takes for any other call.
+    """
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, stem, generator = Convolutions(), nn.Conv2d(1, 1, 1), torch.Generator().manual_seed(1000 + rank)
+        wrapper, optimizer, seen = wrap(model), momentum(model), []
+
+        @torch.enable_grad()
+        def step_inside(_: Any) -> None:
+            train_step(wrapper, model, optimizer, generator)
+
+        kept: list[torch.Tensor] = []
+
+        @torch.enable_grad()
+        def call_inside(_: Any) -> None:
+            kept.append(wrapper(model.batch(generator)[0]))
+
+        def evaluate(_: Any) -> None:
+            wrapper.eval()
+            with torch.no_grad():
+                seen.append(wrapper(model.batch(generator)[0]).sum())
+            wrapper.train()
+
+        for step in range(10):
+            x, y = model.batch(generator)
+            optimizer.zero_grad()
+            if which == "a step inside of another":
+                outer = stem(x).square().mean()
+                outer.register_hook(step_inside)
+                outer.backward()
+                continue
+            if which == "a forward pass inside of another":
+                outer = stem(x).square().mean()
+                outer.register_hook(call_inside)
+                outer.backward()
+                output = kept.pop()
+            elif which == "an evaluation inside of its own":
+                output = wrapper(x)
+                output.register_hook(evaluate)
+            else:
+                reentrant = which == "checkpointed reentrantly" and step % 3 < 2
+                output = checkpoint(wrapper, stem(x), use_reentrant=reentrant)
+            F.cross_entropy(output, y).backward()
+            optimizer.step()
+        found = {**bits(model, optimizer), "seen": torch.tensor([float(value) for value in seen])}
+        close(wrapper)
+        return found
+
+    reference = train(TorchDDP)
+    with log_lines() as lines, slow_network():
+        found = train(_wrap)
+    return differences(reference, found), [line for line in lines if "drift apart" in line]
+
+
+def buffers_changed_by_a_hook(rank: int, world: int, when: str) -> list[str]:
+    """What differs from torch's class where a pre-hook of the module, which has rank 0's buffers, changes them."""
+
+    def count(module: Any, _: Any) -> None:
+        module.features[1].running_mean.add_(0.1 * (rank + 1))
+
+    def train(wrap: Callable[..., Any]) -> Any:
+        torch.manual_seed(7)
+        model, generator = Convolutions(), torch.Generator().manual_seed(1000 + rank)
+        if when == "before":
+            model.register_forward_pre_hook(count)
+        wrapper, optimizer = wrap(model), momentum(model)
+        for step in range(9):
+            if step == 5 and when == "later, first of all":
+                model.register_forward_pre_hook(count, prepend=True)
+            train_step(wrapper, model, optimizer, generator)
+        found = bits(model, optimizer)
+        close(wrapper)
+        return found
+
+    reference = train(TorchDDP)
+    with slow_network():
+        return differences(reference, train(_wrap))
 
 
 class HiddenLoss(CheckpointedAside):

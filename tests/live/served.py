@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
+import subprocess
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,6 +27,7 @@ from gradlane.errors import GradlaneError, JobError, UnsupportedError
 from gradlane.live.startup.launched import set_launched
 from tests.live.cases import differences
 from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
+from tests.live.models import Convolutions
 
 
 def compare(rank: int, world: int, name: str, roughly: bool = False, **options: Any) -> list[str]:
@@ -218,6 +222,28 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
     except (UnsupportedError, JobError) as error:
         return type(error).__name__, str(error)
     return "nothing", ""
+
+
+def stops(rank: int, world: int) -> tuple[str, float]:
+    """What rank 0 hears, and how soon, while rank 1 is stopped for 8 s, of a model whose buffers ranks exchange."""
+    model = Convolutions()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    set_launched(LaunchOptions(stall_timeout=2.5))
+    began = time.monotonic()
+    try:
+        with gradlane.attach_to_servers(model, optimizer, timeout=60):
+            for step in range(10**6):
+                if rank == 1 and step == 20:
+                    subprocess.Popen(["sh", "-c", f"sleep 8; kill -CONT {os.getpid()}"])
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                began = time.monotonic()
+                _step(model, optimizer, model.batch(generator))
+    except JobError as error:
+        return type(error).__name__, time.monotonic() - began
+    finally:
+        set_launched(LaunchOptions())
+    return "nothing", 0.0
 
 
 def thawed(rank: int, world: int) -> tuple[str, str]:

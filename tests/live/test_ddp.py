@@ -166,6 +166,22 @@ def test_a_backward_pass_that_begins_inside_of_a_checkpoint_is_summed_whole(two_
     assert two_ranks.run("tests.live.ddp:checkpointed_aside", hides=hides) == [([], [])] * 2
 
 
+CALLS_IN_BACKWARD_PASSES = (
+    "checkpointed", "checkpointed reentrantly", "a step inside of another", "a forward pass inside of another",
+    "an evaluation inside of its own",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("which", CALLS_IN_BACKWARD_PASSES)
+def test_a_call_of_the_wrapper_inside_of_a_backward_pass_is_as_any_other(two_ranks, which):
+    assert two_ranks.run("tests.live.ddp:calls_in_backward_passes", which=which) == [([], [])] * 2
+
+
+@pytest.mark.parametrize("when", ["before", "later, first of all"])
+def test_a_pre_hook_of_the_module_has_rank_0s_buffers(two_ranks, when):
+    assert two_ranks.run("tests.live.ddp:buffers_changed_by_a_hook", when=when) == [[]] * 2
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_wrapper_that_is_told_to_leave_buffers_alone_or_not_any_more_is_left_to_torch(two_ranks, first):
     (differs, (line,)), (others, lines) = two_ranks.run("tests.live.ddp:buffers_left_alone_later", first=first)

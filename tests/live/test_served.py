@@ -253,6 +253,17 @@ def test_what_servers_cannot_train_is_refused_before_the_first_step(two_ranks, h
         assert (found, text in said) == (kind, True), said
 
 
+@pytest.mark.timing
+def test_a_rank_that_stops_is_noticed_while_another_waits_for_its_buffers():
+    ranks = Ranks(2)
+    try:
+        (_, (kind, after_s)), _ = ranks.try_run("tests.live.served:stops")
+        assert kind == "PeerStalled"
+        assert after_s < 7
+    finally:
+        ranks.close()
+
+
 def test_a_rank_that_dies_ends_the_training_of_all():
     ranks = Ranks(3)
     try:

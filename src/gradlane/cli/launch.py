@@ -382,7 +382,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         policy = read_policy(policies.default(backend) if named is None else given.policy, parse_knobs(given.knob))
         if given.tune and not tunable(policy):
             raise InputError(
-                f"--tune: got policy {policy.name}, which declares no knobs, expected one that does; try --policy bytescheduler"
+                f"--tune: got policy {policy.name}, which has no knobs to tune, expected another; try --policy bytescheduler"
             )
     servers = given.servers if given.servers is not None else given.await_servers
     if servers is not None:

@@ -43,6 +43,26 @@ def _train(job: Job, change: Callable[[int], Any], first: int = 0) -> None:
             _see_buffers(job)
 
 
+# -- by a hook of the script's -------------------------------------------------------------------------------
+
+
+class Counting(Scaled):
+    """A pre-hook from before attach counts in a buffer, on each rank by its own step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(_count)
+
+
+def _count(model: Any, _: Any) -> None:
+    model.shift.add_(0.1 * (1 + dist.get_rank()))
+
+
+@loop(model=Counting)
+def a_buffer_changed_by_a_pre_hook(job: Job) -> None:
+    _train(job, lambda step: None)
+
+
 # -- by the script, between steps ----------------------------------------------------------------------------
 
 

@@ -332,6 +332,13 @@ class Driver:
         self._carrier.wait(tensor, what, lambda: self.iteration != iteration)
         self._has_waited(tensor, began)
 
+    def wait_until(self, predicate: Callable[[], bool], what: str) -> None:
+        """As `Failures.wait_until`, for what other ranks send beside gradients."""
+        began = now_ns()
+        self.failures.wait_until(predicate, what)
+        if self.iteration >= 0:
+            self._has_waited(None, began)
+
     def _has_waited(self, tensor: int | None, began: int) -> None:
         ended = now_ns()
         self.waited.total_ns += ended - began

@@ -18,6 +18,7 @@ from gradlane.live.session.buffer_places import BufferPlaces
 from gradlane.live.session.job import Job
 from gradlane.live.session.module_buffers import BufferSync
 
+_POLL_S = 0.5
 _VERDICT_S = 1.5  # for which a failed broadcast waits for the transport to name the failed rank
 
 
@@ -66,11 +67,18 @@ class Broadcasts:
         deadline = time.monotonic() + self._timeout_s
         with given_up(), self._condition:
             while not predicate() and self._error is None and (left_s := deadline - time.monotonic()) > 0:
-                self._condition.wait(left_s)
+                if self._values.failure() is not None:
+                    break
+                self._condition.wait(min(left_s, _POLL_S))  # of the transport's failure nobody notifies
             if predicate():
                 return
         if self._error is not None:  # a rank is gone; the transport notices shortly and names it
             self._values.await_failure(_VERDICT_S)
         self._values.check()
         reason = str(self._error or f"no end within {self._timeout_s:.0f} s").partition("\n")[0]
-        raise CommunicationError(f"rank {self._rank}: {what} failed: {reason}")
+        text = (
+            f"rank {self._rank}: {what} failed: {reason}; a rank has closed its session, or is gone: do all ranks run the same "
+            "number of steps?"
+        )
+        self._values.abort(text)
+        raise CommunicationError(text)

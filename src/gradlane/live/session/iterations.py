@@ -64,7 +64,9 @@ class Iterations:
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
         self._in_forward = False  # a forward pass in training runs; until it ends, or its backward pass begins
-        self._called_by: int | None = None  # the thread that is in a counted call in training; an error leaves it
+        self._called_by: int | None = (
+            None  # the thread that is in a counted call in training; an error leaves it, a checkpoint's own too
+        )
         self._take_up(first_plan)
         past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
         self.passes = Passes(
@@ -113,13 +115,16 @@ class Iterations:
         parts = self.parts
         parts.failures.check()
         wrap_handlers()
-        if inside_a_backward_pass():
-            return  # a checkpoint runs the whole model once more
+        trains = torch.is_grad_enabled() and module.training
+        if self.passes.is_run_once_more():
+            return
+        if self.in_backward and inside_a_backward_pass():  # the wrapper, run once more by a checkpoint, or called in a hook
+            self._call_begins(module, trains)
+            return
         if is_traced():
             self.settle()  # only the model must be recorded
             return
         self.passes.refuse_wrappers(inside=not parts.settled)
-        trains = torch.is_grad_enabled() and module.training
         if nested and trains and self._in_forward:
             return  # a part of the pass that runs
         if trains:
@@ -143,17 +148,20 @@ class Iterations:
         elif not parts.settled:
             self.passes.hook_compiled_parts()
         if self.passes.counts_calls and not (parts.left_alone or nested):
-            if self._called_by == get_ident():
-                parts.refused_aloud(BufferSync.forward_raised)
-                self._in_forward = False
-            self._called_by = get_ident() if trains else None
-            parts.refused_aloud(
-                lambda buffers: buffers.before_forward(parts.failures.wait_until, module.training, parts.settled)
-            )
+            self._call_begins(module, trains)
         if trains:
             self._forward_that_trains(watches=not whole and not parts.settled)
         elif self.passes.counts_calls and parts.buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1, trains)
+
+    def _call_begins(self, module: torch.nn.Module, trains: bool) -> None:
+        """A call begins that begins with rank 0's buffers under DDP."""
+        parts = self.parts
+        if self._called_by == get_ident():
+            parts.refused_aloud(BufferSync.forward_raised)
+            self._in_forward = False
+        self._called_by = get_ident() if trains else None
+        parts.refused_aloud(lambda buffers: buffers.before_forward(parts.driver.wait_until, module.training, parts.settled))
 
     def _forward_that_trains(self, watches: bool) -> None:
         self._steps.go_on_after_an_error()
@@ -208,7 +216,12 @@ class Iterations:
     @in_turn
     def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
         """The model has returned `output`."""
-        if inside_a_backward_pass() or is_traced():
+        if self.passes.is_run_once_more() or is_traced():
+            return
+        if self.in_backward and inside_a_backward_pass():
+            self._called_by = None
+            if self.passes.sync and torch.is_grad_enabled() and module.training:
+                self.parts.refused_aloud(BufferSync.after_forward)
             return
         if not nested:
             self._gradients.take_back()

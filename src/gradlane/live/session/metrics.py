@@ -27,7 +27,7 @@ class StepMetrics(TypedDict):
 
     step: how many whole steps there have been.
     step_seconds: its duration, with whatever the script did in it (loading data, an evaluation).
-    exposed_seconds: communication that nothing hid; the training thread was blocked for sums. None
+    exposed_seconds: communication that nothing hid; the training thread was blocked for sums or rank 0's buffers. None
         on a device: the host does not see its waits.
     hidden: the part, 0 to 1, of the time with messages in flight in which the training thread was
         not blocked. None on a device, and if nothing is sent.

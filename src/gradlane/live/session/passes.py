@@ -22,6 +22,7 @@ from gradlane.live.session.hooks import (
     Hook,
     ModuleHook,
     around_step,
+    inside_a_backward_pass,
     is_called_inside_itself,
     is_compiled,
     tensors_in,
@@ -142,7 +143,10 @@ class Passes:
             hold(handle)
         # swap_tensors refuses a tensor that has a weak reference; DDP has references in C++, which it refuses too
         self._refuses_swaps = [weakref.ref(each.param) for each in tracked]
-        hold(model.register_forward_pre_hook(CallHook(self._call_begins, self._counts)))
+        # the script's own see rank 0's buffers, as under torch's class
+        first = model.register_forward_pre_hook(CallHook(self._call_begins, self._counts), prepend=True)
+        self._pre_hook = first.id
+        hold(first)
         hold(model.register_forward_hook(CallHook(self._call_ended, self._counts)))
         hold(model.register_state_dict_pre_hook(Hook(listener.before_state_dict)))  # type: ignore[no-untyped-call]
         # the public name of this is new in PyTorch 2.5
@@ -216,6 +220,18 @@ class Passes:
         nested = self._calls > 1 and is_called_inside_itself(module)
         self._calls = self._calls - 1 if nested else 0
         self._listener.after_forward(module, nested, output)
+
+    def is_run_once_more(self) -> bool:
+        """Whether the call that runs is one that a checkpoint makes in a backward pass. No call of the drop-in's wrapper is:
+        torch's class takes each for a forward pass.
+        """
+        return inside_a_backward_pass() and not (self._past_wrapper and self.counts_calls)
+
+    def come_first(self) -> None:
+        """Put the session's pre-hook before those that the script has put before it since."""
+        hooks: Any = self.model._forward_pre_hooks
+        if self._pre_hook in hooks and next(iter(hooks)) != self._pre_hook:
+            hooks.move_to_end(self._pre_hook, last=False)
 
     def forward_ended(self, module: torch.nn.Module, nested: bool, output: Any) -> bool:
         """Note the end of a forward pass with gradients.

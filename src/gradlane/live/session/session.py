@@ -390,6 +390,8 @@ class Session:
     @counts_calls.setter
     def counts_calls(self, counts: bool) -> None:
         self._passes.counts_calls = counts
+        if counts:
+            self._passes.come_first()
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Let backward passes inside accumulate gradients on this rank only, as DDP's `no_sync`.
