@@ -51,7 +51,7 @@ def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
 
 @pytest.mark.extra
 def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace(tmp_path: Path) -> None:
-    options = ["--loopback", "--rounds", 1, "--steps", 2, "--batch-size", 4, "--policies", "blocks,mg-wfbp", "--out", tmp_path]
+    options = ["--loopback", "--turns", 1, "--steps", 2, "--batch-size", 4, "--policies", "blocks,mg-wfbp", "--out", tmp_path]
     done = gradlane("compare", *options)
     assert "torch-ddp" in done.stdout
     assert "[  8/8]" in done.stderr
@@ -63,7 +63,7 @@ def test_compare_in_a_lab_as_make_run_does(tmp_path: Path) -> None:
     reason = lab.supported()
     if reason is not None:
         pytest.skip(reason)
-    options = ["--link", "1gbit", "--rounds", 1, "--steps", 2, "--batch-size", 4, "--policies", "p3", "--out", tmp_path]
+    options = ["--link", "1gbit", "--turns", 1, "--steps", 2, "--batch-size", 4, "--policies", "p3", "--out", tmp_path]
     gradlane("compare", *options)
     check_comparison(tmp_path, ["p3"], links=True)
 
@@ -73,7 +73,7 @@ def test_compare_of_a_model_puts_the_simulator_beside_each_arm_and_goes_on_where
     reason = lab.supported()
     if reason is not None:
         pytest.skip(reason)
-    options = ["resnet18", "--link", "10gbit", "--scale", "0.02", "--rounds", 1, "--steps", 1, "--backend", "all-reduce,server"]
+    options = ["resnet18", "--link", "10gbit", "--scale", "0.02", "--turns", 1, "--steps", 1, "--backend", "all-reduce,server"]
     chosen = ["--policies", "blocks,mercury", "--out", tmp_path]
     done = gradlane("compare", *options, *chosen)
     assert "trial 1 of 1: resnet18 on 2 hosts, links of 10 Gbit/s, x 0.02\n" in done.stderr

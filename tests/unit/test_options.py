@@ -17,7 +17,7 @@ NOWHERE = "/proc/gradlane"  # even root can make no file and no folder there
     ("command", "option", "expected"),
     [
         (["compare"], ["--hosts", 1], "--hosts: got '1', expected 2 to"),
-        (["compare"], ["--rounds", 0], "got '0', expected an integer from 1"),
+        (["compare"], ["--turns", 0], "got '0', expected an integer from 1"),
         (["compare"], ["--steps", -1], "got '-1', expected an integer from 1"),
         (["compare"], ["--batch-size", 0], "got '0', expected an integer from 1"),
         (["compare", "vgg16"], ["--batch-size", 8], "got it with a MODEL"),

@@ -91,7 +91,7 @@ def _iterations(text: str) -> str:
     "where all-reduce cannot carry its plans.",
     shell_complete=lambda ctx, param, incomplete: completion.beginning_with(incomplete, (*BACKENDS, ANY)),
 )
-@click.option("--rounds", type=COUNT, default=5, show_default=True, help="Turns that each policy gets.")
+@click.option("--turns", "rounds", type=COUNT, default=5, show_default=True, help="Turns that each policy gets.")
 @click.option("--steps", type=COUNT, default=2, show_default=True, help="Measured steps a turn.")
 @click.option(
     "--clip-norm", type=FACTOR, help="Clip gradients to this norm in each step. Policies then have `owners` among them."

@@ -261,7 +261,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             each_ms = median(arm.step_ns[-config.steps :]) / 1e6 if turn else (time.perf_counter() - began) / steps * 1e3
             say(
                 f"[{turn * len(specs) + place + 1:3d}/{(config.rounds + 1) * len(specs)}] "
-                f"{f'round {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
+                f"{f'turn {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"
                 + ("" if config.profile else f", loss {float(arm.losses[-1]):.3f} after step {len(arm.losses)}")
             )
             if turn and arm.uses_all_reduce:
