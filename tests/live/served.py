@@ -246,6 +246,20 @@ def stops(rank: int, world: int) -> tuple[str, float]:
     return "nothing", 0.0
 
 
+def leaves_early(rank: int, world: int, staleness: int, buffers: bool) -> tuple[str, str]:
+    """What is raised where the last rank makes 5 steps and the others would make 20."""
+    model = Convolutions() if buffers else Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    try:
+        with gradlane.attach_to_servers(model, optimizer, staleness=staleness, timeout=60):
+            for _ in range(5 if rank == world - 1 else 20):
+                _step(model, optimizer, model.batch(generator))
+    except JobError as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
 def thawed(rank: int, world: int) -> tuple[str, str]:
     """What is raised where a part that was frozen at attach is trained from the third step on."""
     model = Mlp()

@@ -253,6 +253,14 @@ def test_what_servers_cannot_train_is_refused_before_the_first_step(two_ranks, h
         assert (found, text in said) == (kind, True), said
 
 
+@pytest.mark.parametrize(("staleness", "buffers"), [(0, False), (0, True), (2, False)])
+def test_a_rank_with_fewer_steps_is_named_by_all(two_ranks, staleness, buffers):
+    (kind, text), (_, heard) = two_ranks.run("tests.live.served:leaves_early", staleness=staleness, buffers=buffers)
+    assert kind == "PeerDied"
+    assert "rank 1 left the job after 5 iterations" in text
+    assert "rank 1 left the job after 5 iterations" in heard
+
+
 @pytest.mark.timing
 def test_a_rank_that_stops_is_noticed_while_another_waits_for_its_buffers():
     ranks = Ranks(2)

@@ -6,6 +6,8 @@ what is sent and what ends starts the next message on the node's own thread, unt
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, cast
@@ -173,24 +175,39 @@ class NodeEngine:
         awaited = _EVERYTHING if tensor is None else tensor
         return self._engine.wait(self._node, awaited, interruptions, max(0, round(timeout_s * 1000)))
 
-    def wait_or_fail(self, tensor: int | None, timeout_s: float, late: str) -> None:
+    def wait_or_fail(
+        self,
+        tensor: int | None,
+        timeout_s: float,
+        late: str,
+        look: Callable[[], None] = lambda: None,
+        every_s: float = math.inf,
+    ) -> None:
         """Wait until `tensor` has arrived, or with None everything.
 
         Args:
             tensor, timeout_s: as for `wait`.
             late: what has happened where it does not arrive, for the error.
+            look: called again and again meanwhile; what it raises ends the wait.
+            every_s: seconds from one call to the next.
 
         Raises:
             CommunicationError: after `timeout_s`; this ends the job, as `abandon` does.
             JobError: the node's failure.
         """
-        seen = self.interruptions  # before the look at failures: one that comes after it ends the wait
-        self._owner.check()
-        if not self.wait(tensor, seen, timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while True:
+            seen = self.interruptions  # before the look at failures: one that comes after it ends the wait
             self._owner.check()
-            text = f"{late} within {timeout_s:.0f} s; {self.describe_state()}; is another rank slow, or gone?"
-            self.abandon(text)
-            raise CommunicationError(text)
+            left_s = deadline - time.monotonic()
+            if self.wait(tensor, seen, min(left_s, every_s)):
+                return
+            self._owner.check()
+            if left_s <= every_s:
+                text = f"{late} within {timeout_s:.0f} s; {self.describe_state()}; is another rank slow, or gone?"
+                self.abandon(text)
+                raise CommunicationError(text)
+            look()
 
 
 def _as_native(part: CopiedRange) -> tuple[int, int, int]:

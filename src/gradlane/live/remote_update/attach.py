@@ -20,6 +20,7 @@ from gradlane.live.backends.copies import copy_from
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
+from gradlane.live.remote_update.departures import Departures
 from gradlane.live.remote_update.iterations import ServedIterations
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.plans import sending_plan
@@ -119,7 +120,8 @@ def attach_to_servers(
         node = await_others(lambda: _node(job, options, terms, roll.store), "the connections")
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness
-        values = Values(node, plan, params, _members(job, groups), groups.rules(), bound, job.timeout_s)
+        departures = Departures(job, roll.store, staleness)
+        values = Values(node, plan, params, _members(job, groups), groups.rules(), bound, job.timeout_s, departures)
         states = _states(job, groups)
         if any(states):
             place_states(states, params, values)

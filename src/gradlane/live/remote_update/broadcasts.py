@@ -75,6 +75,7 @@ class Broadcasts:
         if self._error is not None:  # a rank is gone; the transport notices shortly and names it
             self._values.await_failure(_VERDICT_S)
         self._values.check()
+        self._values.refuse_departures(ahead=1)
         reason = str(self._error or f"no end within {self._timeout_s:.0f} s").partition("\n")[0]
         text = (
             f"rank {self._rank}: {what} failed: {reason}; a rank has closed its session, or is gone: do all ranks run the same "

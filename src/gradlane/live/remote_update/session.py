@@ -99,6 +99,7 @@ class ServedSession:
         try:
             if not self.failed and not iterations.in_backward:
                 iterations.flush()
+                self._values.leave()
                 if iterations.buffers is not None:
                     iterations.buffers.close()
                 iterations.wait_for_unstepped()

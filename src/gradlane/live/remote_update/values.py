@@ -13,11 +13,13 @@ from collections.abc import Sequence
 import torch
 
 from gradlane.core.plan import Plan
-from gradlane.errors import JobError
+from gradlane.errors import JobError, PeerDied
 from gradlane.live.backends.gradient_buffers import GradientBuffers
+from gradlane.live.remote_update.departures import Departures
 from gradlane.transport import MessageMemory, Node, NodeEngine, Part, Rule
 
 _FOR_EVER_S = 10**6.0
+_LOOK_S = 2.0  # a wait looks so often whether somebody has left
 
 
 class SentGradient:
@@ -51,6 +53,7 @@ class Values:
         staleness: iterations that this worker may be ahead of the slowest; `transport.UNBOUNDED`
             for no bound.
         timeout_s: seconds after which a wait is an error.
+        departures: of the job; a rank that has closed its session too soon ends a wait.
 
     Attributes:
         slots: the memory of each tensor, in the parameter's shape.
@@ -66,8 +69,10 @@ class Values:
         rules: Sequence[Rule],
         staleness: int,
         timeout_s: float,
+        departures: Departures,
     ) -> None:
-        self._node, self._timeout_s = node, timeout_s
+        self._node, self._timeout_s, self._departures = node, timeout_s, departures
+        self._iteration = -1
         self._kinds = [rule.kind for rule in rules]
         self._parts = [rules[group].parts for group in groups]
         self._rules: list[Rule | None] = [None] * len(rules)
@@ -156,6 +161,7 @@ class Values:
 
     def begin(self, iteration: int) -> None:
         """Iteration `iteration` begins. No tensor may be in flight."""
+        self._iteration = iteration
         self._engine.begin(iteration)
 
     def send(self, tensor: int) -> None:
@@ -179,7 +185,31 @@ class Values:
     def wait_for(self, tensor: int) -> None:
         """Wait until the new parameters of this iteration are in slot `tensor`."""
         if not self.has_arrived(tensor):
-            self._engine.wait_or_fail(self._last - tensor, self._timeout_s, "new parameters did not come")
+            late = "new parameters did not come"
+            self._engine.wait_or_fail(self._last - tensor, self._timeout_s, late, self.refuse_departures, _LOOK_S)
+
+    def refuse_departures(self, ahead: int = 0) -> None:
+        """Fail the job if a rank has closed its session that is still needed.
+
+        Args:
+            ahead: iterations beyond the present one for which it is.
+
+        Raises:
+            PeerDied: it has.
+        """
+        left = self._departures.before(self._iteration + ahead)
+        if left is not None:
+            rank, iterations = left
+            text = (
+                f"rank {rank} left the job after {iterations} iterations, and others wait for its part in iteration "
+                f"{self._iteration + ahead}; do all ranks run the same number of steps?"
+            )
+            self.abort(text)
+            raise PeerDied(text, rank)
+
+    def leave(self) -> None:
+        """This worker closes its session: it sends no more gradients."""
+        self._departures.leave(self._iteration + 1)
 
     def failure(self) -> JobError | None:
         """The error that ended the job, on this rank or another; None while it runs."""
