@@ -64,9 +64,8 @@ class Iterations:
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
         self._in_forward = False  # a forward pass in training runs; until it ends, or its backward pass begins
-        self._called_by: int | None = (
-            None  # the thread that is in a counted call in training; an error leaves it, a checkpoint's own too
-        )
+        # the thread that is in a counted call in training; an error leaves it, one by which a checkpoint stops as well
+        self._called_by: int | None = None
         self._take_up(first_plan)
         past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
         self.passes = Passes(
