@@ -567,6 +567,7 @@ def checkpointed_aside(rank: int, world: int, hides: bool) -> tuple[list[str], l
             (F.cross_entropy(output() if hides else output, y) + model.aside).backward()
             optimizer.step()
         found = bits(model, optimizer)
+        assert wrap is TorchDDP or wrapper.session is not None
         close(wrapper)
         return found
 
@@ -623,7 +624,7 @@ def evaluated_with_own_buffers(rank: int, world: int) -> tuple[list[str], tuple[
     return differences(reference, found), (torchs, ours)
 
 
-def calls_in_backward_passes(rank: int, world: int, which: str) -> tuple[list[str], list[str]]:
+def calls_in_backward_passes(rank: int, world: int, which: str, verify: bool) -> tuple[list[str], list[str]]:
     """What differs from torch's class, and what is logged, where the wrapper is called inside of a backward pass, its own or
     another's, which torch's class takes for any other call.
     """
@@ -671,12 +672,14 @@ def calls_in_backward_passes(rank: int, world: int, which: str) -> tuple[list[st
             F.cross_entropy(output, y).backward()
             optimizer.step()
         found = {**bits(model, optimizer), "seen": torch.tensor([float(value) for value in seen])}
+        assert wrap is TorchDDP or wrapper.session is not None
         close(wrapper)
         return found
 
     reference = train(TorchDDP)
     with log_lines() as lines, slow_network():
-        found = train(_wrap)
+        options = {**OPTIONS, "verify": gradlane.VerifyOptions(first=0, every=1) if verify else False}
+        found = train(lambda model: gradlane.DistributedDataParallel(model, options=options))
     return differences(reference, found), [line for line in lines if "drift apart" in line]
 
 
@@ -697,6 +700,7 @@ def buffers_changed_by_a_hook(rank: int, world: int, when: str) -> list[str]:
                 model.register_forward_pre_hook(count, prepend=True)
             train_step(wrapper, model, optimizer, generator)
         found = bits(model, optimizer)
+        assert wrap is TorchDDP or wrapper.session is not None
         close(wrapper)
         return found
 

@@ -45,13 +45,13 @@ def numbers(rank: int, world: int, policy: str, backend: str, drop_in: bool = Fa
 
 
 def waits_for_buffers(rank: int, world: int) -> float | None:
-    """The exposed seconds of a step in which rank 1 comes 0.2 s late, of a model whose buffers ranks exchange."""
+    """The exposed seconds of a step in which rank 1 comes 0.5 s late, of a model whose buffers ranks exchange."""
     net = nn.Sequential(_net(), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with gradlane.attach(net, optimizer, "p3", backend="server") as session:
         for step in range(12):
             if rank == 1 and step > 8:
-                time.sleep(0.2)
+                time.sleep(0.5)
             optimizer.zero_grad()
             net(torch.randn(8, 32)).square().mean().backward()
             optimizer.step()

@@ -172,9 +172,10 @@ CALLS_IN_BACKWARD_PASSES = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("which", CALLS_IN_BACKWARD_PASSES)
-def test_a_call_of_the_wrapper_inside_of_a_backward_pass_is_as_any_other(two_ranks, which):
-    assert two_ranks.run("tests.live.ddp:calls_in_backward_passes", which=which) == [([], [])] * 2
+def test_a_call_of_the_wrapper_inside_of_a_backward_pass_is_as_any_other(two_ranks, which, verify):
+    assert two_ranks.run("tests.live.ddp:calls_in_backward_passes", which=which, verify=verify) == [([], [])] * 2
 
 
 @pytest.mark.parametrize("when", ["before", "later, first of all"])

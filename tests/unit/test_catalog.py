@@ -127,6 +127,40 @@ def test_a_policys_knobs_may_follow_its_name_and_are_spelled_as_they_are_read(na
             assert catalog.get(catalog.spelled(changed)) == changed
 
 
+SPELLED = """
+from __future__ import annotations
+from typing import TYPE_CHECKING, ClassVar
+import msgspec
+if TYPE_CHECKING:
+    from elsewhere import Thing
+
+class Mine(msgspec.Struct, frozen=True):
+    name: ClassVar[str] = "mine"
+    paper = differs = "-"
+    on: bool = False
+    part: float = 0.5
+    count: int = 3
+    word: str = "ring"
+    parts: list[int] = []
+    thing: Thing | None = None
+
+    def plan(self, profile, network): ...
+"""
+
+
+def test_all_plain_values_are_spelled_as_they_are_read(tmp_path):
+    (tmp_path / "mine.py").write_text(SPELLED)
+    (tmp_path / "known.py").write_text(SPELLED.replace("thing: Thing | None = None", ""))
+    for file in ("mine", "known"):
+        place = f"{tmp_path / file}.py:Mine"
+        assert catalog.spelled(catalog.get(place)) == "mine"
+    for knobs in ({"on": True}, {"part": 1e-7}, {"part": -2.5}, {"count": -1}, {"word": "reduce_scatter"}, {"word": "v2"}):
+        policy: Any = catalog.get(place, **knobs)
+        (said,) = [text.partition("=")[2] for text in catalog.spelled(policy).split(":")[1:]]
+        again: Any = catalog.get(f"{place}:{next(iter(knobs))}={said}")
+        assert msgspec.structs.asdict(again) == msgspec.structs.asdict(policy)
+
+
 def test_a_users_own_policy_has_knobs_after_its_class_and_its_name():
     assert msgspec.structs.asdict(catalog.get(f"{EXAMPLE}:parts=4"))["parts"] == 4  # type: ignore[arg-type]
     assert catalog.spelled(catalog.get(f"{EXAMPLE}:parts=4")) == "equal-parts:parts=4"

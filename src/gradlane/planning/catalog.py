@@ -7,6 +7,7 @@ users' own, named by where their class is: "module:Class" or "file.py:Class". Va
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -54,7 +55,9 @@ def parse(text: str) -> Setting:
     while after and "=" not in after[0]:
         name = f"{name}:{after.pop(0)}"
     for part in after:
-        knob, _, value = part.partition("=")
+        knob, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"policy {name}: got {part!r} after its knobs, expected {part}=VALUE")
         if knob in knobs:
             raise InputError(f"policy {name}: got knob {knob!r} twice, expected it once")
         try:
@@ -65,25 +68,35 @@ def parse(text: str) -> Setting:
 
 
 def parse_value(text: str) -> float | int | str:
-    """Parse a knob's value: a decimal such as 0.1, a word such as ring, or else a size or whole number.
+    """Parse a knob's value: a whole number, a decimal such as 0.1 or 1e-7, a word such as ring, or else a size.
 
     Raises:
         InputError: it is none of these.
     """
-    if re.fullmatch(r"\d*\.\d+", text):
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    if re.fullmatch(r"-?(\d*\.\d+|\d+\.?\d*e[+-]?\d+)", text):
         return float(text)
-    return text if re.fullmatch(r"[a-z][a-z -]*", text) else parse_bytes(text)
+    return text if re.fullmatch(r"[a-zA-Z_][\w -]*", text) else parse_bytes(text)
 
 
 def spelled(policy: Policy) -> str:
-    """The text that tells `policy` from its like: its name, and its knobs that are not at their defaults. `parse` reads it."""
-    knobs = msgspec.structs.fields(type(policy)) if isinstance(policy, msgspec.Struct) else ()
-    values = {knob.name: getattr(policy, knob.name) for knob in knobs if getattr(policy, knob.name) != knob.default}
-    return ":".join((policy.name, *(f"{knob}={_written(knob, value)}" for knob, value in values.items())))
+    """Spell `policy` as `parse` reads it: its name, and the knobs that differ from their defaults."""
+    if not isinstance(policy, msgspec.Struct):
+        return policy.name
+    usual = _knobs_of(type(policy)) or {}
+    values = {knob: getattr(policy, knob) for knob in usual}
+    changed = {knob: value for knob, value in values.items() if value != usual[knob] and isinstance(value, _SPELLED)}
+    return ":".join((policy.name, *(f"{knob}={_written(knob, value)}" for knob, value in changed.items())))
+
+
+_SPELLED = (bool, int, float, str)
 
 
 def _written(knob: str, value: Any) -> str:
     """`value` as `parse_value` reads it without rounding."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if knob.endswith("_bytes") and isinstance(value, int) and value:
         for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
             if value % size == 0:
@@ -178,7 +191,7 @@ def _check_attributes(place: str, policy: Policy) -> None:
     need_name(f"policy {place}: its name", policy.name)
     for flag, value in (("replans", replans(policy)), ("plans_with_bus", plans_with_bus(policy))):
         need(isinstance(value, bool), f"policy {place}: {flag}", value, "True or False")
-    ranges, knobs = tunable(policy), inspect.signature(type(policy)).parameters
+    ranges, knobs = tunable(policy), _knobs_of(type(policy)) or {}
     is_one = isinstance(ranges, Mapping) and all(isinstance(each, KnobRange) for each in ranges.values())
     need(is_one, f"policy {place}: tunable", ranges, "a KnobRange for each knob that a search may set")
     for knob in ranges:
@@ -192,16 +205,36 @@ def _refuse_without_parts(place: str, policy: object) -> NoReturn:
 
 def _check_knobs(place: str, made: type, knobs: dict[str, Any]) -> None:
     """Raise `InputError` for a knob that the class `made` does not have, or one without a value."""
-    known = inspect.signature(made).parameters
-    if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in known.values()):
+    known = _knobs_of(made)
+    if known is None:
         return
     for knob in sorted(knobs):
         if knob not in known:
             expected = ", ".join(known) or "none: it has no knobs"
             raise InputError(f"policy {place}: got knob {knob!r}{did_you_mean(knob, known)}, expected {expected}")
-    for knob, each in known.items():
-        if each.default is each.empty and knob not in knobs:
+    for knob, default in known.items():
+        if default is _NO_DEFAULT and knob not in knobs:
             raise InputError(f"policy {place}: got no value for its knob {knob!r}, expected a default in the class")
+
+
+_NO_DEFAULT = inspect.Parameter.empty
+
+
+def _knobs_of(made: type) -> dict[str, Any] | None:
+    """The defaults of a class's knobs, by name; None if it takes any.
+
+    Not by the signature of a Struct, for which msgspec evaluates annotations. A name in one may be imported for type checkers
+    alone.
+    """
+    if issubclass(made, msgspec.Struct):
+        names, defaults = made.__struct_fields__, made.__struct_defaults__
+        lacking = len(names) - len(defaults)
+        values = (_NO_DEFAULT if each is msgspec.NODEFAULT else each for each in defaults)
+        return dict(zip(names, [*[_NO_DEFAULT] * lacking, *values], strict=True))
+    known = inspect.signature(made).parameters
+    if any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in known.values()):
+        return None
+    return {knob: each.default for knob, each in known.items()}
 
 
 _EXPECTED = {bool: "true or false", int: "a whole number, or a size such as 4MiB", float: "a number", str: "a word"}
@@ -213,12 +246,14 @@ def _typed(place: str, made: type, knobs: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: a value is of another type than the fields of a `msgspec.Struct` are.
     """
-    fields = msgspec.structs.fields(made) if issubclass(made, msgspec.Struct) else ()
-    kinds = {field.name: field.type for field in fields}
-    known, typed = inspect.signature(made).parameters, dict(knobs)
+    kinds: dict[str, Any] = {}
+    with contextlib.suppress(NameError):  # an annotation of a name that is imported for type checkers alone
+        fields = msgspec.structs.fields(made) if issubclass(made, msgspec.Struct) else ()
+        kinds = {field.name: field.type for field in fields if isinstance(field.type, type)}
+    known, typed = _knobs_of(made) or {}, dict(knobs)
     for knob, value in knobs.items():
         kind = kinds.get(knob)
-        if value in ("true", "false") and (kind is bool or (knob in known and isinstance(known[knob].default, bool))):
+        if value in ("true", "false") and (kind is bool or isinstance(known.get(knob), bool)):
             typed[knob] = value == "true"
         elif kind in _EXPECTED:
             try:

@@ -203,11 +203,11 @@ class NodeEngine:
             if self.wait(tensor, seen, min(left_s, every_s)):
                 return
             self._owner.check()
+            look()
             if left_s <= every_s:
                 text = f"{late} within {timeout_s:.0f} s; {self.describe_state()}; is another rank slow, or gone?"
                 self.abandon(text)
                 raise CommunicationError(text)
-            look()
 
 
 def _as_native(part: CopiedRange) -> tuple[int, int, int]:

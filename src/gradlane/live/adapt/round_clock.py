@@ -1,4 +1,4 @@
-"""RoundClock: how long a session's rounds take, and how long its thread is blocked for sums in them."""
+"""RoundClock: how long a session's rounds take, and how long its thread waits for other ranks in them."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Driver:
         self._recorder = recorder
         self._keeps_log = keeps_log
         self._is_closed = False
-        self.waited = Waited()
+        self.waited, self.waited_otherwise = Waited(), Waited()  # for sums, and for what else other ranks send
         self.inspect: Callable[[Sequence[int]], None] = lambda tensors: None
         self._busy_times = BusyTimes(coordination.channel.busy)
         self._sums: Sums
@@ -334,10 +334,13 @@ class Driver:
 
     def wait_until(self, predicate: Callable[[], bool], what: str) -> None:
         """As `Failures.wait_until`, for what other ranks send beside gradients."""
+        if predicate():
+            return
         began = now_ns()
         self.failures.wait_until(predicate, what)
-        if self.iteration >= 0:
-            self._has_waited(None, began)
+        waited_ns = now_ns() - began
+        self.waited_otherwise.total_ns += waited_ns
+        blocked.total_ns += waited_ns
 
     def _has_waited(self, tensor: int | None, began: int) -> None:
         ended = now_ns()

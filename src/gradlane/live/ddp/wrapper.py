@@ -307,9 +307,9 @@ class DistributedDataParallel(TorchDDP):
 
     @property
     def _broadcasts_otherwise(self) -> bool:
-        """Whether `broadcast_buffers` has changed, at which torch's class looks in each forward pass, and a session at attach.
+        """Whether `broadcast_buffers` has changed since attach. torch's class reads it in each forward pass, a session once.
 
-        In evaluation mode with gradients one rank may be alone, which must not part with the others.
+        Not in evaluation mode with gradients, where one rank may be alone under torch's class too.
         """
         if self._session is None or bool(self.broadcast_buffers) == self._broadcasts or not self.modules_buffers:
             return False

@@ -54,7 +54,7 @@ class Broadcasts:
 
     def close(self) -> None:
         """Wait for the broadcast in flight and destroy the process group."""
-        self._sync.finish(self._wait_until)
+        self._sync.finish(lambda predicate, what: self._wait_until(predicate, what, ahead=0))
         self._sync.close()
 
     def _ended(self, error: BaseException | None) -> None:
@@ -63,19 +63,24 @@ class Broadcasts:
             self._error = self._error or error
             self._condition.notify_all()
 
-    def _wait_until(self, predicate: Callable[[], bool], what: str) -> None:
+    def _wait_until(self, predicate: Callable[[], bool], what: str, ahead: int = 1) -> None:
+        """Wait until `predicate()` holds. `ahead`: as for `Values.refuse_departures`, which the wait looks at.
+
+        The transport does not notify the condition of its failure, so that the wait polls.
+        """
         deadline = time.monotonic() + self._timeout_s
         with given_up(), self._condition:
             while not predicate() and self._error is None and (left_s := deadline - time.monotonic()) > 0:
                 if self._values.failure() is not None:
                     break
-                self._condition.wait(min(left_s, _POLL_S))  # of the transport's failure nobody notifies
+                self._values.refuse_departures(ahead)
+                self._condition.wait(min(left_s, _POLL_S))
             if predicate():
                 return
         if self._error is not None:  # a rank is gone; the transport notices shortly and names it
             self._values.await_failure(_VERDICT_S)
         self._values.check()
-        self._values.refuse_departures(ahead=1)
+        self._values.refuse_departures(ahead)
         reason = str(self._error or f"no end within {self._timeout_s:.0f} s").partition("\n")[0]
         text = (
             f"rank {self._rank}: {what} failed: {reason}; a rank has closed its session, or is gone: do all ranks run the same "

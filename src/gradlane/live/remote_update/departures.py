@@ -1,13 +1,18 @@
-"""Departures: which ranks have closed their sessions, so that nobody waits for gradients that will not come."""
+"""Departures: which ranks have closed their sessions, so that nobody waits for gradients that will not come.
+
+A store of torch.distributed blocks its caller while the process that keeps it stands still. So a thread of its own talks to it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import Any
 
-import torch.distributed as dist
-
 from gradlane.live.session.job import Job
+
+_LOOK_S = 1.0
+_ANY = "left"  # the key that is there once a rank has left; "left/RANK" has its iterations
 
 Departure = tuple[int, int]
 """The global rank of a rank that has closed its session, and after how many iterations."""
@@ -19,26 +24,53 @@ class Departures:
     Args:
         job: of this rank.
         store: of torch.distributed, in which the ranks of the job alone write.
-        staleness: iterations that a rank may be ahead of the slowest; None for any number.
+        staleness: iterations that a rank may be ahead of the slowest; None for any number, so that nobody is missed.
     """
 
     def __init__(self, job: Job, store: Any, staleness: int | None) -> None:
         self._job, self._store, self._staleness = job, store, staleness
+        self._left: dict[int, int] = {}  # iterations, by rank
+        self._looks = False
+        self._closed = threading.Event()
 
     def leave(self, iterations: int) -> None:
         """This rank closes its session after so many iterations."""
-        with contextlib.suppress(dist.DistError, RuntimeError):  # who keeps the store may be gone
-            self._store.set(f"left/{self._job.rank}", str(iterations))
+        if self._staleness is not None:
+            self._run(lambda: self._tell(iterations))
 
     def before(self, iteration: int) -> Departure | None:
-        """A rank that has closed before it has sent what the values of `iteration` are made of; None if there is none."""
+        """A rank that closed before sending its gradients for `iteration`, as far as is known; None if there is none.
+
+        The first call begins to look.
+        """
         if self._staleness is None:
             return None
-        with contextlib.suppress(dist.DistError, RuntimeError):
-            for rank in range(self._job.world):
-                key = f"left/{rank}"
-                if rank != self._job.rank and self._store.check([key]):
-                    iterations = int(self._store.get(key))
-                    if iterations <= iteration - self._staleness:
-                        return self._job.ranks[rank], iterations
+        if not self._looks:
+            self._looks = True
+            self._run(self._look)
+        for rank, iterations in list(self._left.items()):
+            if iterations <= iteration - self._staleness:
+                return self._job.ranks[rank], iterations
         return None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._closed.set()
+
+    def _run(self, act: Any) -> None:
+        threading.Thread(target=act, name="gradlane-departures", daemon=True).start()
+
+    def _tell(self, iterations: int) -> None:
+        with contextlib.suppress(RuntimeError):  # who keeps the store may be gone
+            self._store.set(f"{_ANY}/{self._job.rank}", str(iterations))
+            self._store.set(_ANY, "1")
+
+    def _look(self) -> None:
+        others = [rank for rank in range(self._job.world) if rank != self._job.rank]
+        with contextlib.suppress(RuntimeError):
+            while not self._closed.wait(_LOOK_S):
+                if self._store.check([_ANY]):
+                    for rank in others:
+                        key = f"{_ANY}/{rank}"
+                        if rank not in self._left and self._store.check([key]):
+                            self._left[rank] = int(self._store.get(key))

@@ -189,10 +189,10 @@ class Values:
             self._engine.wait_or_fail(self._last - tensor, self._timeout_s, late, self.refuse_departures, _LOOK_S)
 
     def refuse_departures(self, ahead: int = 0) -> None:
-        """Fail the job if a rank has closed its session that is still needed.
+        """Fail the job if a rank has closed its session whose gradients are still needed.
 
         Args:
-            ahead: iterations beyond the present one for which it is.
+            ahead: how many iterations after the present one they are needed.
 
         Raises:
             PeerDied: it has.
@@ -208,7 +208,7 @@ class Values:
             raise PeerDied(text, rank)
 
     def leave(self) -> None:
-        """This worker closes its session: it sends no more gradients."""
+        """This worker is about to close its session: it sends no more gradients."""
         self._departures.leave(self._iteration + 1)
 
     def failure(self) -> JobError | None:
@@ -241,4 +241,5 @@ class Values:
 
     def close(self) -> None:
         """Close the connections."""
+        self._departures.close()
         self._node.close()

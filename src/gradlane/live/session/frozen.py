@@ -1,4 +1,4 @@
-"""Frozen: the parameters that were frozen at attach. Nobody sums their gradients, should the script train them later."""
+"""Frozen: the parameters that were frozen at attach. Their gradients are not summed if the script trains them later."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class Frozen:
 
     @property
     def fault(self) -> str | None:
-        """What to say of it; None if there is none."""
+        """The error text for `trained`; None if there is none."""
         name = self.trained
         return None if name is None else f"{name} was frozen at attach and is trained now: close() the session and attach again"

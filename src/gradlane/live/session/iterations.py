@@ -64,8 +64,10 @@ class Iterations:
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
         self._in_forward = False  # a forward pass in training runs; until it ends, or its backward pass begins
-        # the thread that is in a counted call in training; an error leaves it, one by which a checkpoint stops as well
+        # thread of the counted training call that has not ended; an exception leaves it set
         self._called_by: int | None = None
+        # such a call inside of a backward pass has not ended, on any thread: a checkpoint stops its second run early
+        self._is_stopped_early = False
         self._take_up(first_plan)
         past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
         self.passes = Passes(
@@ -118,7 +120,9 @@ class Iterations:
         if self.passes.is_run_once_more():
             return
         if self.in_backward and inside_a_backward_pass():  # the wrapper, run once more by a checkpoint, or called in a hook
-            self._call_begins(module, trains)
+            if not (parts.left_alone or nested):
+                self._take_buffers(module, None)
+                self._is_stopped_early = trains
             return
         if is_traced():
             self.settle()  # only the model must be recorded
@@ -147,19 +151,19 @@ class Iterations:
         elif not parts.settled:
             self.passes.hook_compiled_parts()
         if self.passes.counts_calls and not (parts.left_alone or nested):
-            self._call_begins(module, trains)
+            self._take_buffers(module, get_ident() if trains else None)
         if trains:
             self._forward_that_trains(watches=not whole and not parts.settled)
         elif self.passes.counts_calls and parts.buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1, trains)
 
-    def _call_begins(self, module: torch.nn.Module, trains: bool) -> None:
-        """A call begins that begins with rank 0's buffers under DDP."""
+    def _take_buffers(self, module: torch.nn.Module, by: int | None) -> None:
+        """Take over rank 0's buffers, as DDP does at the start of each call."""
         parts = self.parts
-        if self._called_by == get_ident():
+        if self._called_by == get_ident() or self._is_stopped_early:
             parts.refused_aloud(BufferSync.forward_raised)
-            self._in_forward = False
-        self._called_by = get_ident() if trains else None
+            self._in_forward = self._is_stopped_early = False
+        self._called_by = by
         parts.refused_aloud(lambda buffers: buffers.before_forward(parts.driver.wait_until, module.training, parts.settled))
 
     def _forward_that_trains(self, watches: bool) -> None:
@@ -218,9 +222,11 @@ class Iterations:
         if self.passes.is_run_once_more() or is_traced():
             return
         if self.in_backward and inside_a_backward_pass():
-            self._called_by = None
-            if self.passes.sync and torch.is_grad_enabled() and module.training:
-                self.parts.refused_aloud(BufferSync.after_forward)
+            if not (self.parts.left_alone or nested):
+                self._is_stopped_early = False
+                self._verifier.forward_ended(self.passes.sync and torch.is_grad_enabled())
+                if self.passes.sync and torch.is_grad_enabled() and module.training:
+                    self.parts.refused_aloud(BufferSync.after_forward)
             return
         if not nested:
             self._gradients.take_back()

@@ -77,8 +77,9 @@ class Meter:
 
     def __init__(self, driver: Driver, planner: Planner, on_device: bool) -> None:
         self._driver, self._planner, self._on_device = driver, planner, on_device
-        self._began_ns = self._waited_ns = self._communicated_ns = 0
-        self._last: tuple[int, int, int] | None = None  # of the last whole step: length, waits, messages under way
+        self._began_ns = self._waited_ns = self._otherwise_ns = self._communicated_ns = 0
+        # of the last whole step: length, waits for sums and for other things, messages under way
+        self._last: tuple[int, int, int, int] | None = None
         self._bound: tuple[Profile, Place, int] | None = None
         self._size: tuple[Plan, int] | None = None
         self._steps = 0  # whole ones
@@ -87,11 +88,18 @@ class Meter:
 
     def begin(self) -> None:
         """A backward pass that sums begins; the driver is not yet in its iteration."""
-        now, waited_ns, communicated_ns = now_ns(), self._driver.waited.total_ns, self._driver.communicated_ns
+        driver, now = self._driver, now_ns()
+        waited_ns, otherwise_ns, communicated_ns = (
+            driver.waited.total_ns, driver.waited_otherwise.total_ns, driver.communicated_ns,
+        )  # fmt: skip
         if self._began_ns:
-            self._last = (now - self._began_ns, waited_ns - self._waited_ns, communicated_ns - self._communicated_ns)
+            self._last = (
+                now - self._began_ns, waited_ns - self._waited_ns, otherwise_ns - self._otherwise_ns,
+                communicated_ns - self._communicated_ns,
+            )  # fmt: skip
             self._steps += 1
-        self._began_ns, self._waited_ns, self._communicated_ns = now, waited_ns, communicated_ns
+        self._began_ns, self._waited_ns, self._otherwise_ns = now, waited_ns, otherwise_ns
+        self._communicated_ns = communicated_ns
         if self._last is not None and self.on_step is not None:
             self.on_step()
 
@@ -105,10 +113,10 @@ class Meter:
         slowest = self._driver.coordination.channel.slowest
         step_s = exposed_s = hidden = None
         if self._last is not None:
-            step_ns, waited_ns, communicated_ns = self._last
+            step_ns, waited_ns, otherwise_ns, communicated_ns = self._last
             step_s = step_ns / NS_PER_SECOND
             if not self._on_device:
-                exposed_s = waited_ns / NS_PER_SECOND
+                exposed_s = (waited_ns + otherwise_ns) / NS_PER_SECOND
                 hidden = max(0.0, 1 - waited_ns / communicated_ns) if communicated_ns else None
         return StepMetrics(
             step=self._steps,

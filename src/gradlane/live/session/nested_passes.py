@@ -1,4 +1,4 @@
-"""Backward passes inside of others, as a reentrant checkpoint runs them, and the end of the outermost one.
+"""Backward passes inside of others, as a reentrant checkpoint runs them.
 
 Autograd's own callbacks come at the end of the pass that runs, which may be an inner one.
 """
@@ -16,46 +16,45 @@ from gradlane.live.session.hooks import inside_a_backward_pass
 
 
 class _Inner(threading.local):
-    passes = 0  # of this thread, inside of others
+    def __init__(self) -> None:
+        # for each inner pass of this thread that runs: what to call when the pass around it runs again
+        self.passes: list[list[Callable[[], None]]] = []
 
 
 _inner = _Inner()
-_waiting: list[Callable[[], None]] = []  # for the end of the outermost pass
 
 
 def is_inner() -> bool:
     """Whether the backward pass that this thread runs is inside of another."""
-    return _inner.passes > 0
+    return bool(_inner.passes)
 
 
-def after_outermost(call: Callable[[], None]) -> None:
-    """Call `call` when the outermost backward pass has ended, but not if an error ends it."""
-    _waiting.append(call)
+def after_inner(call: Callable[[], None]) -> None:
+    """Call `call` when the inner pass of this thread has ended, and the pass around it is the one that runs."""
+    _inner.passes[-1].append(call)
 
 
 def watch_passes() -> None:
     """Patch the function by which torch runs every backward pass, once."""
-    place: Any = torch.autograd
-    really = place._engine_run_backward
+    graph: Any = torch.autograd.graph
+    really = graph._engine_run_backward
     if getattr(really, "_of_gradlane", False):
         return
 
     @functools.wraps(really)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if inside_a_backward_pass():
-            _inner.passes += 1
-            try:
-                return really(*args, **kwargs)
-            finally:
-                _inner.passes -= 1
+        if not inside_a_backward_pass():
+            return really(*args, **kwargs)
+        calls: list[Callable[[], None]] = []
+        _inner.passes.append(calls)
         try:
             gradients = really(*args, **kwargs)
-        except BaseException:
-            _waiting.clear()
-            raise
-        while _waiting:
-            _waiting.pop()()
+        finally:
+            _inner.passes.pop()
+        for call in calls:
+            call()
         return gradients
 
     run_backward._of_gradlane = True  # type: ignore[attr-defined]
-    place._engine_run_backward = run_backward
+    place: Any = torch.autograd
+    graph._engine_run_backward = place._engine_run_backward = run_backward  # torch takes the one for the other after a trace

@@ -222,8 +222,8 @@ class Passes:
         self._listener.after_forward(module, nested, output)
 
     def is_run_once_more(self) -> bool:
-        """Whether the call that runs is one that a checkpoint makes in a backward pass. No call of the drop-in's wrapper is:
-        torch's class takes each for a forward pass.
+        """Whether a checkpoint makes this call, inside of a backward pass. Calls of the drop-in's wrapper always count, as
+        under torch's class.
         """
         return inside_a_backward_pass() and not (self._past_wrapper and self.counts_calls)
 
@@ -268,7 +268,7 @@ class Passes:
     def _hook_outputs(self, output: Any) -> None:
         """Hook the model's output, so that a backward pass is noticed where it begins.
 
-        A parameter's hook is later: times of readiness count from the beginning.
+        A parameter's hook fires later, and readiness is timed from the beginning of the pass.
         """
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -359,12 +359,18 @@ class Passes:
     def call_at_end(self, end: Callable[[], None]) -> None:
         """Call `end` at the end of the backward pass that has begun.
 
-        That is the outermost one, if the pass that runs now is inside of another and leaves gradients for it.
+        Where the pass that runs now is inside of another that will reach a parameter, that is the end of the other.
         """
 
+        def goes_on() -> None:
+            if any(torch._C._will_engine_execute_node(tracked.accumulator) for tracked in self._tracked):
+                self.call_at_end(end)
+            else:
+                end()
+
         def ended() -> None:
-            if nested_passes.is_inner() and any(each.fired < max(1, each.expected) for each in self._tracked):
-                nested_passes.after_outermost(end)
+            if nested_passes.is_inner():
+                nested_passes.after_inner(goes_on)
             else:
                 end()
 
