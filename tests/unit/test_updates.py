@@ -94,12 +94,7 @@ def test_each_fault_is_found(fault):
     for seed in range(MOST_SEEDS):
         try:
             Job(seed, module).run()
-        except (
-            WrongError,
-            DeadlockError,
-            NotAllowedError,
-            KeyError,
-        ):  # the last of `updates.py` itself, about a step that raised
+        except (WrongError, DeadlockError, NotAllowedError, KeyError):  # the last where `abandon` drops an update twice
             return
     pytest.fail(f"not found with {MOST_SEEDS} seeds")
 

@@ -254,11 +254,12 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
             began = time.perf_counter()
             if turn:
                 arm.turn(config.steps, arm.step_ns)
+                each_ms = median(arm.step_ns[-config.steps :]) / 1e6
             else:
                 arm.warm_up()
                 maker.learn(arm)
-            steps = (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
-            each_ms = median(arm.step_ns[-config.steps :]) / 1e6 if turn else (time.perf_counter() - began) / steps * 1e3
+                steps = (WARM_UP_STEPS + 1) * (1 + arm.extra_turns)
+                each_ms = (time.perf_counter() - began) / steps * 1e3
             say(
                 f"[{turn * len(specs) + place + 1:3d}/{(config.rounds + 1) * len(specs)}] "
                 f"{f'turn {turn}' if turn else 'warm-up'} {arm.name:16s} {each_ms:7.1f} ms a step"

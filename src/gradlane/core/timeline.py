@@ -27,6 +27,8 @@ Kind = Literal["forward", "backward", "ready", "send", "receive", "update", "use
 - switch: this plan replaced another (-1; start = end).
 """
 
+_IN_FLIGHT: tuple[Kind, ...] = ("send", "receive")  # a message, in either phase
+
 
 class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """One interval of one iteration.
@@ -87,11 +89,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Communication is the time in which at least one message was in flight, in either phase; overlapped is
         the part of it in which the compute thread did not wait. 1 for a timeline without messages.
         """
-        messages = [(span.start_ns, span.end_ns) for kind in _MESSAGES for span in self.of(kind)]
+        messages = [(span.start_ns, span.end_ns) for kind in _IN_FLIGHT for span in self.of(kind)]
         return hidden_part(messages, [(span.start_ns, span.end_ns) for span in self.of("wait")])
-
-
-_MESSAGES: tuple[Kind, ...] = ("send", "receive")
 
 
 def hidden_part(messages: Iterable[tuple[int, int]], waits: Iterable[tuple[int, int]]) -> float:
