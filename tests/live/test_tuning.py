@@ -157,7 +157,7 @@ def test_launch_tunes_a_script_that_knows_nothing_of_it_and_keeps_what_it_found(
     [
         (["--plan", "plan.json", "--tune"], "got --plan with --tune or --knobs"),
         (["--plan", "plan.json", "--knobs", "k.json"], "got --plan with --tune or --knobs"),
-        (["--policy", "wfbp", "--tune"], "--tune: got policy wfbp, which declares no knobs"),
+        (["--policy", "wfbp", "--tune"], "--tune: got policy wfbp, which has no knobs to tune"),
         (["--knobs", "absent.json"], "--knobs: got 'absent.json', which is not a file"),
         (["--policy", "ddp", "--policy", "p3"], "--policy: got ddp and p3, expected one"),
         (
