@@ -363,7 +363,10 @@ class Passes:
         """
 
         def goes_on() -> None:
-            if any(torch._C._will_engine_execute_node(tracked.accumulator) for tracked in self._tracked):
+            reaches = False
+            with contextlib.suppress(RuntimeError):  # as in `_will_accumulate`
+                reaches = any(torch._C._will_engine_execute_node(tracked.accumulator) for tracked in self._tracked)
+            if reaches:
                 self.call_at_end(end)
             else:
                 end()
