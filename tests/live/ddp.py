@@ -64,6 +64,16 @@ def _trained(rank: int, wrap: Callable[..., Any], loop: Callable[[Any, Any, torc
         close(wrapper)
 
 
+def _beside_torchs(
+    train: Callable[[Callable[..., Any]], Any], about: str, wrap: Callable[..., Any] = _wrap
+) -> tuple[list[str], list[str]]:
+    """What `train` leaves otherwise under gradlane's class than under torch's, and the logged lines with `about` in them."""
+    reference = train(TorchDDP)
+    with log_lines() as lines, slow_network():
+        found = train(wrap)
+    return differences(reference, found), [line for line in lines if about in line]
+
+
 def compare(rank: int, world: int, name: str) -> tuple[list[str], Any, list[str]]:
     """What differs from torch's class after the loop of that name, what the loop returned, and what was logged."""
     reference, _ = _trained(rank, TorchDDP, LOOPS[name])
@@ -571,10 +581,7 @@ def checkpointed_aside(rank: int, world: int, hides: bool) -> tuple[list[str], l
         close(wrapper)
         return found
 
-    reference = train(TorchDDP)
-    with log_lines() as lines, slow_network():
-        found = train(_wrap)
-    return differences(reference, found), [line for line in lines if "drift apart" in line]
+    return _beside_torchs(train, "drift apart")
 
 
 def buffers_left_alone_later(rank: int, world: int, first: bool) -> tuple[list[str], list[str]]:
@@ -593,10 +600,7 @@ def buffers_left_alone_later(rank: int, world: int, first: bool) -> tuple[list[s
         close(wrapper)
         return found
 
-    reference = train(TorchDDP)
-    with log_lines() as lines, slow_network():
-        found = train(_wrap)
-    return differences(reference, found), [line for line in lines if "broadcast_buffers" in line]
+    return _beside_torchs(train, "broadcast_buffers")
 
 
 def evaluated_with_own_buffers(rank: int, world: int) -> tuple[list[str], tuple[list[float], list[float]]]:
@@ -676,11 +680,8 @@ def calls_in_backward_passes(rank: int, world: int, which: str, verify: bool) ->
         close(wrapper)
         return found
 
-    reference = train(TorchDDP)
-    with log_lines() as lines, slow_network():
-        options = {**OPTIONS, "verify": gradlane.VerifyOptions(first=0, every=1) if verify else False}
-        found = train(lambda model: gradlane.DistributedDataParallel(model, options=options))
-    return differences(reference, found), [line for line in lines if "drift apart" in line]
+    options = {**OPTIONS, "verify": gradlane.VerifyOptions(first=0, every=1) if verify else False}
+    return _beside_torchs(train, "drift apart", lambda model: gradlane.DistributedDataParallel(model, options=options))
 
 
 def buffers_changed_by_a_hook(rank: int, world: int, when: str) -> list[str]:

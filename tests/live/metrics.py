@@ -45,7 +45,7 @@ def numbers(rank: int, world: int, policy: str, backend: str, drop_in: bool = Fa
 
 
 def waits_for_buffers(rank: int, world: int) -> float | None:
-    """The exposed seconds of a step in which rank 1 comes 0.5 s late, of a model whose buffers ranks exchange."""
+    """The exposed seconds of a step. The model has buffers, and rank 1 comes 0.5 s late."""
     net = nn.Sequential(_net(), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with gradlane.attach(net, optimizer, "p3", backend="server") as session:

@@ -268,8 +268,7 @@ def _show(advice: Advice) -> None:
             "step or more."
         )
     say(f"no schedule takes less than {format_ns(advice.bound_ns)}, simulated")
-    if any(option.saves == advice.possible < (advice.baseline.expected_ns - option.expected_ns) / advice.step_ns
-           for option in advice.options):  # fmt: skip
+    if advice.has_capped_savings:
         say(f"savings end at {advice.possible:.1%}, which is what that bound leaves of your step as it was measured")
     say("")
     say(verdict(advice))

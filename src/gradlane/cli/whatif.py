@@ -422,9 +422,12 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     place = "with {} workers" if x == "workers" else "at {} Gbit/s"
     is_alone = len({outcome.policy for outcome in outcomes}) == 1
     nobody_saves = max(gaps.values()) <= SAME
-    where = max(gaps, key=lambda value: gaps[value])
-    if is_alone or nobody_saves:
-        where = list(found)[-1] if is_alone else min(found, key=lambda value: plain[value].efficiency)
+    if is_alone:
+        where = list(found)[-1]
+    elif nobody_saves:
+        where = min(found, key=lambda value: plain[value].efficiency)
+    else:
+        where = max(gaps, key=lambda value: gaps[value])
     at = place.format(where.removesuffix("G") if x != "workers" else where)
     most = best[where].oracle_ns / best[where].bound_ns
     reached = f"{plain[where].policy} reaches {plain[where].efficiency:.0%} of linear"

@@ -86,8 +86,8 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def hidden(self) -> float:
         """The fraction of communication that was overlapped with computation, 0 to 1.
 
-        Communication is the time in which at least one message was in flight, in either phase; overlapped is
-        the part of it in which the compute thread did not wait. 1 for a timeline without messages.
+        Communication is the time in which a message was in flight, in either of its phases. The overlapped part is that in
+        which the compute thread did not wait. A timeline without messages has 1.
         """
         messages = [(span.start_ns, span.end_ns) for kind in _IN_FLIGHT for span in self.of(kind)]
         return hidden_part(messages, [(span.start_ns, span.end_ns) for span in self.of("wait")])

@@ -77,6 +77,14 @@ class Advice(msgspec.Struct, frozen=True):
     options: tuple[Option, ...]
 
     @property
+    def has_capped_savings(self) -> bool:
+        """Whether an option would save more, as simulated, than the bound leaves of the measured step."""
+        return any(
+            option.saves == self.possible < (self.baseline.expected_ns - option.expected_ns) / self.step_ns
+            for option in self.options
+        )
+
+    @property
     def costs(self) -> float:
         """The part of a step that summing adds: waits, and what it takes from computing."""
         return max(0.0, 1 - self.alone_ns / self.step_ns)

@@ -23,7 +23,7 @@ class Departures:
 
     Args:
         job: of this rank.
-        store: of torch.distributed, in which the ranks of the job alone write.
+        store: of torch.distributed. Only the ranks of the job write there.
         staleness: iterations that a rank may be ahead of the slowest; None for any number, so that nobody is missed.
     """
 

@@ -23,7 +23,7 @@ def is_sum_of_halves(
         half: their dtype.
         magnitude: the sum of their absolute values; None at two ranks, where there is one addition
             and so one result.
-        world: number of ranks, each of which has added one.
+        world: number of ranks. Each has added one half.
     """
     total = total.to(exact.dtype)
     if magnitude is None:

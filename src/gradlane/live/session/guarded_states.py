@@ -55,7 +55,7 @@ def unwatch(optimizer: torch.optim.Optimizer, owner: object) -> None:
 
 
 def unwatch_for_all(optimizer: torch.optim.Optimizer) -> None:
-    """Give `optimizer` its own class back, whoever has deferred updates of it."""
+    """Give `optimizer` its own class back, although sessions have deferred updates of it."""
     if _owing.pop(id(optimizer), None) is not None:
         optimizer.__class__ = own_class(optimizer)
 

@@ -77,9 +77,9 @@ class Meter:
 
     def __init__(self, driver: Driver, planner: Planner, on_device: bool) -> None:
         self._driver, self._planner, self._on_device = driver, planner, on_device
-        self._began_ns = self._waited_ns = self._otherwise_ns = self._communicated_ns = 0
-        # of the last whole step: length, waits for sums and for other things, messages under way
-        self._last: tuple[int, int, int, int] | None = None
+        # when the present step began: the time, waits for sums and for other things, messages under way
+        self._began: tuple[int, ...] | None = None
+        self._last: tuple[int, ...] | None = None  # the same, in the last whole step
         self._bound: tuple[Profile, Place, int] | None = None
         self._size: tuple[Plan, int] | None = None
         self._steps = 0  # whole ones
@@ -88,18 +88,12 @@ class Meter:
 
     def begin(self) -> None:
         """A backward pass that sums begins; the driver is not yet in its iteration."""
-        driver, now = self._driver, now_ns()
-        waited_ns, otherwise_ns, communicated_ns = (
-            driver.waited.total_ns, driver.waited_otherwise.total_ns, driver.communicated_ns,
-        )  # fmt: skip
-        if self._began_ns:
-            self._last = (
-                now - self._began_ns, waited_ns - self._waited_ns, otherwise_ns - self._otherwise_ns,
-                communicated_ns - self._communicated_ns,
-            )  # fmt: skip
+        driver = self._driver
+        now = (now_ns(), driver.waited.total_ns, driver.waited_otherwise.total_ns, driver.communicated_ns)
+        if self._began is not None:
+            self._last = tuple(each - began for each, began in zip(now, self._began, strict=True))
             self._steps += 1
-        self._began_ns, self._waited_ns, self._otherwise_ns = now, waited_ns, otherwise_ns
-        self._communicated_ns = communicated_ns
+        self._began = now
         if self._last is not None and self.on_step is not None:
             self.on_step()
 

@@ -35,7 +35,7 @@ def after_inner(call: Callable[[], None]) -> None:
 
 
 def watch_passes() -> None:
-    """Patch the function by which torch runs every backward pass, once."""
+    """Patch torch's function for backward passes. A second call does nothing."""
     graph: Any = torch.autograd.graph
     really = graph._engine_run_backward
     if getattr(really, "_of_gradlane", False):

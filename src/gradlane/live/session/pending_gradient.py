@@ -106,7 +106,7 @@ class PendingGradient(torch.Tensor):
         self.slot, self.reads = memory, None
 
     def moved(self, slot: torch.Tensor) -> None:
-        """Stand for another slot from now on, in which the session sums this gradient."""
+        """The session sums this gradient in another slot from now on: stand for that."""
         self.slot = slot
 
     @classmethod

@@ -1,4 +1,4 @@
-"""StepObserver: what a session reports about its steps, to whoever compares them."""
+"""StepObserver: hears what a session does in each step, and may compare it."""
 
 from __future__ import annotations
 
