@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from click.testing import CliRunner
+from msgspec import structs
 
 from gradlane.cli import main
 from gradlane.core import files
+from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from tests.commands import ROOT
 
@@ -37,6 +39,8 @@ def make_folder(folder: Path) -> None:
         shutil.copy(GOLDEN / name, folder)
     profile = files.read(GOLDEN / "profile.json", Profile)
     files.write(folder / "zero.json", profile.stretched(0))
+    plan = files.read(GOLDEN / "plan.json", Plan)
+    files.write(folder / "twice.json", structs.replace(plan, messages=(*plan.messages, plan.messages[-1]), sequence=None))
     (folder / "folder").mkdir()
     (folder / "wrong.json").write_text("{}")
     for name in ("empty.json", "train.py"):

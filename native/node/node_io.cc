@@ -27,6 +27,9 @@ constexpr int64_t kPatienceNs = 50'000'000;
 // Once a peer has left in order, what is still under way gets so long to end while all others are heard. A stall may take
 // much longer, and is another question: whether a silent one comes back.
 constexpr int64_t kLeftNs = 2'500'000'000;
+// After a failure a node that closes reads for so long what its peers had under way. The kernel answers what nobody has read
+// with a reset, and that would throw away the reason of the failure in a peer that has not read it yet.
+constexpr int64_t kReadOnNs = 500'000'000;
 
 }  // namespace
 
@@ -397,7 +400,7 @@ void Node::Loop() {
             if (connection->has_output() || (is_rank && !failed_ && mail_ && mail_->HasOutput(connection->peer))) {
                 waits = true;  // after a failure, its reason
             } else if (failed_) {
-                continue;
+                waits |= !connection->left && now_ns_ - failed_ns_ < kReadOnNs;
             } else if (!connection->said_goodbye) {
                 connection->said_goodbye = true;
                 connection->QueueControl(ControlFrame(FrameType::kGoodbye, connection->sender, 0, nullptr, 0));

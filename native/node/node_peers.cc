@@ -343,6 +343,7 @@ bool Node::LetGo(Connection& connection) noexcept {
 // Of the owner's memory nothing is written or read from now on, except by calls that will hear that the node has failed.
 void Node::LetGoOfAll() noexcept {
     failed_ = true;
+    failed_ns_ = Now();
     if (mail_) mail_->Close();
     for (const auto& connection : connections_) {
         if (connection->state != Connection::State::kClosed) LetGo(*connection);

@@ -83,28 +83,39 @@ def parse_ns(text: str, most_ns: int = MAX_NS) -> int:
     return _split(text, "time", _NS, "50us, 1.5ms or 2s", ("ns", "us", "ms", "s"), most_ns, format_ns(most_ns))
 
 
+def counted(count: int, things: str) -> str:
+    """How many things there are, for people: ``"3 tensors"``, ``"1 tensor"``.
+
+    Args:
+        count: how many.
+        things: their name, in the plural by s.
+    """
+    return f"{count} {things.removesuffix('s') if count == 1 else things}"
+
+
 def format_bytes(size_bytes: int) -> str:
     """A size for people: ``"3.5 MiB"``."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        text = f"{size:.0f}" if unit == "B" else f"{size:.1f}"
+        if abs(float(text)) < 1024 or unit == "GiB":  # as it is printed: no 1024.0 KiB
+            return f"{text} {unit}"
         size /= 1024
     raise AssertionError("unreachable")
 
 
 def format_ns(time_ns: int) -> str:
     """A duration for people: ``"3.50 ms"``."""
-    for unit, scale in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if abs(time_ns) >= scale:
+    for unit, scale in (("s", 10**9), ("ms", 10**6)):
+        if abs(time_ns) >= 0.999995 * scale:  # less would be 1000.00 of the smaller unit
             return f"{time_ns / scale:.2f} {unit}"
-    return f"{time_ns} ns"
+    return f"{time_ns / 1000:.2f} us" if abs(time_ns) >= 1000 else f"{time_ns} ns"
 
 
 def format_rate(bytes_per_second: int) -> str:
     """A rate for people, in bits as networks are sold: ``"500 Mbit/s"``."""
     bits = bytes_per_second * 8
     for unit, scale in (("Tbit/s", 10**12), ("Gbit/s", 10**9), ("Mbit/s", 10**6), ("kbit/s", 10**3)):
-        if bits >= scale:
+        if bits >= 0.9995 * scale:  # less would be 1e+03 of the smaller unit
             return f"{bits / scale:.3g} {unit}"
     return f"{bits} bit/s"

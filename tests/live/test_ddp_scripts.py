@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from gradlane.core import files
+from gradlane.core.cluster import Cluster
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.plan import Plan
 from gradlane.core.timeline import Timeline
 from gradlane.live.startup import boot
+from gradlane.report.page.launched import of_launch
 from tests.commands import gradlane
 from tests.live.script_server import SCRIPTS, ScriptServer
 from tests.ports import free_port
@@ -155,6 +157,16 @@ def test_a_script_that_is_profiled_gets_its_own_arguments(tmp_path: Path) -> Non
     done = gradlane("profile", "--out", tmp_path / "out", tmp_path / "train.py", "--nproc", 9)
     assert "2 tensors" in done.stdout
     assert (tmp_path / "out" / "profile.json").exists()
+
+
+@pytest.mark.parametrize("options", [["--policy", "mercury", "--backend", "server"], ["--policy", "p3"]], ids=["servers", "p3"])
+def test_what_a_timeline_leaves_is_reported_beside_the_simulator(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "train.py").write_text(STOCK.replace("range(6)", "range(20)"))
+    gradlane("launch", "--nproc", 2, "--ddp", *options, "--timeline", tmp_path / "left", tmp_path / "train.py")
+    assert (type(files.read_where(tmp_path / "left" / "network.json")) is Cluster) == ("server" in options)
+    (arm,) = of_launch(tmp_path / "left").arms
+    assert arm.predicted_ms is not None
+    assert arm.parts is not None
 
 
 def test_launch_ddp_of_a_script_that_wraps_nothing_says_that_it_had_no_effect(tmp_path: Path) -> None:

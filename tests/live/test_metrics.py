@@ -115,6 +115,6 @@ def test_launch_prints_lines_and_leaves_a_report(tmp_path):
     report = tmp_path / "report.html"
     done = run_command("launch", "--nproc", 2, "--progress", "0.001", "--report", report, EXAMPLE)
     assert len(re.findall(r"gradlane: step \d+: .* ms a step", done.stderr)) > 10
-    assert re.search(r"; rank [01] is busy for longest, [\d.]+ ms a step\n", done.stderr)
+    assert re.search(r"; rank [01] was busy for longest in the last 5 steps, [\d.]+ ms each\n", done.stderr)
     assert f"{report} is a report that opens in a browser" in done.stdout
     assert report.read_bytes().startswith(b"<!doctype html>")

@@ -16,7 +16,7 @@ import pytest
 
 from gradlane.errors import CapacityError, CommunicationError, JobError, PeerDied, PeerFailed
 from gradlane.transport import Node, NodeOptions
-from tests.transport.frames import ABORT, DEFINE, FORGET, HEADER_BYTES, HELLO, PROOF, PUSH, define, exactly, frame, hello
+from tests.transport.frames import ABORT, DEFINE, FORGET, HEADER_BYTES, HELLO, PING, PROOF, PUSH, define, exactly, frame, hello
 from tests.transport.jobs import Member, job, servers_apart
 
 pytestmark = pytest.mark.matrix
@@ -100,6 +100,20 @@ def test_the_member_that_broke_the_protocol_is_named(misdeed: str) -> None:
         assert "rank 1" in str(failure), failure
         assert text in str(failure), failure
         assert node.native.failure()[1:3] == (1, -1)
+
+
+def test_a_server_that_fails_and_closes_reads_what_was_under_way_so_that_no_reset_outruns_its_reason() -> None:
+    with server_of(2, linger_s=10) as (node, members):
+        members[1].socket.close()
+        failure_of(node)
+        # more than one turn of the server's reads
+        members[0].say(frame(PING) * (4 * MIB // HEADER_BYTES))
+        members[0].socket.shutdown(socket.SHUT_WR)
+        node.close()
+        heard = b""
+        while more := members[0].socket.recv(MIB):  # a reset raises here
+            heard += more
+    assert b"rank 1 at 127.0.0.1:" in heard
 
 
 def reason(code: int, blamed: int, text: bytes) -> bytes:

@@ -77,6 +77,14 @@ def test_what_summing_takes_from_the_processor_is_not_called_waiting():
     assert "50% less (what summing takes from the processor is not simulated" in str(doubt(advice))
 
 
+def test_where_the_measured_step_is_far_below_the_bound_nothing_is_concluded():
+    slow = run(200 * 10**6)
+    advice = advise(structs.replace(slow, step_ns=(round(0.4 * slow.step_ns[0]),) * 5))
+    assert advice.is_refuted
+    assert verdict(advice).startswith("No conclusion: no schedule takes less than ")
+    assert not advise(slow).is_refuted
+
+
 def test_what_a_script_does_beside_computing_is_part_of_the_step():
     advice = advise(run(200 * 10**6, rest_ns=500 * MS))
     assert advice.profile.uncovered_ns == 500 * MS

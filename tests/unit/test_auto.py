@@ -66,6 +66,14 @@ def test_where_nothing_is_faster_the_safe_choice_stays():
     assert ", nothing tried was faster; 3 plans tried in 8 iterations" in choosing.verdict(None)
 
 
+def test_a_safe_choice_that_was_slow_when_it_was_measured_first_has_won_no_time():
+    choosing = Choosing(SAFE, SAFE, [A, B], again=False)
+    run(choosing, lambda choice, count: 30 * MS if count <= 2 else 10 * MS if choice == SAFE else 11 * MS)
+    assert choosing.choice == SAFE
+    assert choosing.lost < -1
+    assert choosing.verdict(None).endswith(" iterations, no time lost")
+
+
 @pytest.mark.parametrize("slow", [4, 5])
 def test_two_iterations_that_disagree_are_joined_by_a_third_so_that_one_disturbed_iteration_decides_nothing(slow):
     table = {SAFE: 10 * MS, A: 7 * MS, B: 8 * MS}
@@ -260,7 +268,7 @@ def test_gradients_that_come_close_together_are_a_step():
     assert steps(profile) == (GradientStep(120, 3, 4 + 8 + 12), GradientStep(500, 1, 16), GradientStep(1000, 2, 20 + 24))
     assert [seen.ready_ns for seen in stepwise(profile).tensors] == [120, 120, 120, 500, 1000, 1000]
     assert describe(profile) == (
-        "6 gradients in 3 steps over a backward pass of 1.00 us; the largest step is of 2 gradients, 44 B, at 1.00 us"
+        "6 gradients, ready at 3 moments of a backward pass of 1.00 us; most bytes at 1.00 us: 2 gradients, 44 B"
     )
 
 

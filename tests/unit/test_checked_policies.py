@@ -175,7 +175,7 @@ def test_a_sound_policy_passes(policy):
         (WithColon(), "^policy own:one: a name with a colon"),
         (Wordless(), "^policy own: differs is text for tables, but InputError: differs: got ''"),
         (Forgetful(), "moves every byte of every gradient once, but PlanError: t3: moves 0 bytes, expected"),
-        (Twice(), "moves every byte of every gradient once, but PlanError: t0: bytes from 0 are moved twice"),
+        (Twice(), "moves every byte of every gradient once, but PlanError: t0: got bytes from 0 moved twice"),
         (Failing(), "moves every byte of every gradient once, but ZeroDivisionError"),
         (Borrowed(), "its plan says whose it is, but plan.policy is 'wfbp', expected 'own'"),
         (Random(), "the same profile and network give the same plan, but its messages differ: "),

@@ -29,15 +29,15 @@ def test_a_plan_that_moves_each_byte_once_passes():
     [
         ([[(0, 0, 8)], [(1, 0, 12)]], r"c: moves 0 bytes, expected 4"),
         ([[(0, 0, 4)], [(1, 0, 12)], [(2, 0, 4)]], r"a: moves 4 bytes, expected 8"),
-        ([[(0, 4, 4)], [(1, 0, 12)], [(2, 0, 4)]], r"a: bytes from 0 are never moved"),
-        ([[(0, 0, 8)], [(1, 0, 4), (1, 8, 4)], [(2, 0, 4)]], r"b: bytes from 4 are never moved"),
-        ([[(0, 0, 8)], [(1, 0, 8), (1, 4, 8)], [(2, 0, 4)]], r"b: bytes from 4 are moved twice"),
-        ([[(0, 0, 8)], [(0, 0, 8)], [(1, 0, 12)], [(2, 0, 4)]], r"a: bytes from 0 are moved twice"),
+        ([[(0, 4, 4)], [(1, 0, 12)], [(2, 0, 4)]], r"a: got bytes from 0 never moved"),
+        ([[(0, 0, 8)], [(1, 0, 4), (1, 8, 4)], [(2, 0, 4)]], r"b: got bytes from 4 never moved"),
+        ([[(0, 0, 8)], [(1, 0, 8), (1, 4, 8)], [(2, 0, 4)]], r"b: got bytes from 4 moved twice"),
+        ([[(0, 0, 8)], [(0, 0, 8)], [(1, 0, 12)], [(2, 0, 4)]], r"a: got bytes from 0 moved twice"),
         ([[(0, 0, 16)], [(1, 0, 12)], [(2, 0, 4)]], r"a: moves 16 bytes, expected 8"),
         ([[(0, 0, 8)], [(1, 0, 6), (1, 6, 6)], [(2, 0, 4)]], r"messages\[1\]: b is cut inside an element of float32"),
         ([[(0, 0, 8)], [(1, 0, 12)], [(2, 0, 3), (2, 3, 1)]], r"messages\[2\]: c is cut inside an element of float16"),
         ([[(0, 0, 8)], [(1, 0, 12), (2, 0, 4)]], r"messages\[1\]: mixes float16 and float32"),
-        ([[(0, 0, 8)], [(1, 0, 12)], [(2, 0, 4)], [(3, 0, 4)]], r"messages\[3\]: tensor 3, expected below 3"),
+        ([[(0, 0, 8)], [(1, 0, 12)], [(2, 0, 4)], [(3, 0, 4)]], r"messages\[3\]: got tensor 3, expected below 3"),
     ],
 )
 def test_a_plan_that_does_not_is_refused_with_the_first_fault(messages, fault):

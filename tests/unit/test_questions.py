@@ -219,7 +219,7 @@ def test_plan_takes_a_name_and_a_described_network_and_writes_a_plan_for_servers
 def test_plan_takes_a_clusters_file(tmp_path):
     path = tmp_path / "cluster.json"
     files.write(path, Cluster.homogeneous(2, 1, 10**9))
-    assert "2 workers and 1 servers on 3 hosts" in invoke("plan", "resnet18", path, "--policy", "wfbp")
+    assert "2 workers and 1 server on 3 hosts" in invoke("plan", "resnet18", path, "--policy", "wfbp")
     assert "expected one or the other" in invoke("plan", "resnet18", path, "--workers", "2", code=2)
 
 
@@ -272,7 +272,8 @@ def test_what_a_host_sums_first_passes_its_card_once(servers):
         (row,) = json.loads(invoke("simulate", "alexnet", "--workers", "4x8", "--policy", "wfbp", *servers, *options, "--json"))
         return row["iteration_ns"]
 
-    assert iteration_ns("--bus", "nvlink4") < iteration_ns("--bus", "pcie3") < iteration_ns("--bus", "pcie3", "--flat")
+    flat = iteration_ns("--flat", *(() if servers else ("--bus", "pcie3")))
+    assert iteration_ns("--bus", "nvlink4") < iteration_ns("--bus", "pcie3") < flat
     assert (
         iteration_ns("--bus", "8gbit")
         > iteration_ns("--bus", "80gbit")
@@ -280,6 +281,36 @@ def test_what_a_host_sums_first_passes_its_card_once(servers):
     )
     if not servers:
         assert iteration_ns("--flat", "--crossings", "8") > 4 * iteration_ns("--flat")
+
+
+def test_one_worker_computes_and_sends_nothing(tmp_path):
+    path = tmp_path / "one.json"
+    files.write(path, Network.line(1, 50_000, 10**9))
+    for words in (("resnet50", str(path)), ("resnet50", "--workers", "1")):
+        found = json.loads(invoke("plan", *words, "--json"))
+        assert found["bound_ns"] == found["oracle_ns"]
+        assert {(row["iteration_ns"], row["hidden"]) for row in found["policies"]} == {(found["oracle_ns"], None)}
+        assert "nothing to schedule: one worker sends nothing" in invoke("plan", *words)
+
+
+def test_each_number_of_whatif_faster_is_of_the_policy_that_it_names():
+    words = ("whatif", "faster", "resnet50", "--device", "v100", "--batch", "64", "--rate", "5gbit", "--workers", "16x2",
+             "--algorithm", "ring", "--times", "4", "--policy", "dear", "--policy", "mg-wfbp")  # fmt: skip
+    rows = json.loads(invoke(*words, "--json"))
+    best = dict.fromkeys(row["change"] for row in rows)  # in the order of the answer
+    for row in sorted(rows, key=lambda row: row["efficiency"]):
+        best[row["change"]] = f"{row['efficiency']:.1%} with {row['change']} ({row['policy']})"
+    now = best.pop("now").replace("% with now", "% of linear now")
+    assert len({text.rpartition(" ")[2] for text in best.values()} | {now.rpartition(" ")[2]}) == 2
+    assert f"The best policy reaches {now}, {', '.join(best[change] for change in best)}" in invoke(*words).replace("\n", " ")
+
+
+def test_a_line_of_a_chart_is_of_one_kind_of_hosts(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr("gradlane.report.plots.draw", lambda path, panels, *rest, **options: drawn.update(panels))
+    invoke("simulate", "alexnet", "--workers", "2x4,8", "--policy", "ddp", "--plot", "p.svg")
+    (lines,) = drawn.values()
+    assert {name: [x for x, _ in points] for name, points in lines.items()} == {"ddp, 1 a host": [8], "ddp, 4 a host": [8]}
 
 
 def test_whatif_faster_tells_the_card_s_share_from_the_bus_s():

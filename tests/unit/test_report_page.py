@@ -147,6 +147,25 @@ def test_a_step_with_another_arms_turn_in_it_is_left_out() -> None:
     assert typical_iterations([Timeline("p", 0, spans)], 5000.0) == [1, 2]
 
 
+def test_neither_a_pause_nor_the_step_behind_it_counts_where_a_steps_time_goes() -> None:
+    plan, _ = simulated("wfbp")
+    lengths = {0: 100, 1: 100, 2: 5000, 3: 30, 4: 100, 5: 100}
+    ends = itertools.accumulate(lengths.values())
+    spans = [
+        span
+        for (at, length), end in zip(lengths.items(), ends, strict=True)
+        for span in (
+            Span("step", at, -1, end - length, end),
+            Span("forward", at, -1, end - length, end - length + min(length, 40) // 2),
+        )
+    ]
+    timeline = Timeline("wfbp", 0, tuple(spans))
+    parts = parts_of(timeline, plan, PROFILE)
+    assert parts is not None
+    assert (parts.iterations, parts.forward, parts.other) == (4, 20e-6, 80e-6)
+    assert typical_iterations([timeline], 30.0) == [4, 5]
+
+
 def test_a_plan_as_a_picture_has_every_byte_once() -> None:
     plan, _ = simulated("blocks")
     picture = plan_facts(plan, PROFILE)

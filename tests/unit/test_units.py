@@ -55,7 +55,14 @@ def test_a_rate_of_zero_is_refused(text):
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3_670_016, "3.5 MiB"), (5 * 2**40, "5120.0 GiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1_048_575, "1.0 MiB"),
+        (3_670_016, "3.5 MiB"),
+        (5 * 2**40, "5120.0 GiB"),
+    ],
 )
 def test_sizes_print_for_people(size, text):
     assert format_bytes(size) == text
@@ -63,7 +70,16 @@ def test_sizes_print_for_people(size, text):
 
 @pytest.mark.parametrize(
     ("time", "text"),
-    [(0, "0 ns"), (999, "999 ns"), (1_000, "1.00 us"), (3_500_000, "3.50 ms"), (2_000_000_000, "2.00 s"), (-1_500, "-1.50 us")],
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_000, "1.00 us"),
+        (999_994, "999.99 us"),
+        (999_996, "1.00 ms"),
+        (3_500_000, "3.50 ms"),
+        (2_000_000_000, "2.00 s"),
+        (-1_500, "-1.50 us"),
+    ],
 )
 def test_times_print_for_people(time, text):
     assert format_ns(time) == text
@@ -71,7 +87,14 @@ def test_times_print_for_people(time, text):
 
 @pytest.mark.parametrize(
     ("rate", "text"),
-    [(1, "8 bit/s"), (125, "1 kbit/s"), (62_500_000, "500 Mbit/s"), (1_250_000_000, "10 Gbit/s")],
+    [
+        (1, "8 bit/s"),
+        (125, "1 kbit/s"),
+        (62_500_000, "500 Mbit/s"),
+        (124_930_000, "999 Mbit/s"),
+        (124_990_000, "1 Gbit/s"),
+        (1_250_000_000, "10 Gbit/s"),
+    ],
 )
 def test_rates_print_in_bits_as_networks_are_sold(rate, text):
     assert format_rate(rate) == text

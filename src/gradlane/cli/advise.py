@@ -138,6 +138,11 @@ def verdict(advice: Advice) -> str:
     adds = f"summing gradients adds {advice.costs:.1%} to your step of {step}"
     if advice.costs >= 0.1:
         adds = f"summing gradients takes {advice.costs:.0%} of your step of {step}"
+    if advice.is_refuted:
+        return (
+            f"No conclusion: no schedule takes less than {format_ns(advice.bound_ns)} as simulated, and your step took {step}. "
+            "The steps and the network were not measured under the same load; measure again, with more --steps."
+        )
     if advice.is_worth_it:
         saves = f"{best.policy} would save {advice.saves:.0%} of the step"
         return f"{adds.capitalize()}. {saves}, and no schedule can save more than {advice.possible:.1%} (simulated)."

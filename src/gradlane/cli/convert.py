@@ -14,7 +14,7 @@ from gradlane.cli.terminal import console
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.units import format_bytes, format_ns
+from gradlane.units import counted, format_bytes, format_ns
 
 _OPTIONS = {"compute_ns": "--compute", "tensors": "--names-from"}  # that give arguments of `trace.read`
 
@@ -54,9 +54,9 @@ def command(
         rest = f", uncovered {format_ns(profile.uncovered_ns)}" if profile.uncovered_ns else ""
         console().print(
             Text(
-                f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {len(profile.layers)} "
-                f"layers; forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update "
-                f"{format_ns(profile.update_ns)}{rest}\nsource: {profile.source}"
+                f"{profile.model}: {counted(len(profile.tensors), 'tensors')}, {format_bytes(profile.size_bytes)}, "
+                f"{counted(len(profile.layers), 'layers')}; forward {format_ns(profile.forward_ns)}, backward "
+                f"{format_ns(profile.backward_ns)}, update {format_ns(profile.update_ns)}{rest}\nsource: {profile.source}"
             ),
             soft_wrap=True,
         )

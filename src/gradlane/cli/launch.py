@@ -348,8 +348,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                        "tensor")  # fmt: skip
     group.add_argument("--network", metavar="FILE", help="plan for this network rather than measuring one")
     group.add_argument("--timeline", metavar="DIR",
-                       help="write each rank's plan, and what it did and when, to this directory; a second session of a "
-                       "script (--ddp with two models) to DIR/session-2")  # fmt: skip
+                       help="write each rank's plan, what it did and when, and the profile and the network (of servers: the "
+                       "cluster) as they were measured, to this directory; a second session of a script (--ddp with two "
+                       "models) to DIR/session-2")  # fmt: skip
     group.add_argument("--report", metavar="FILE", type=_type(Checked("file", lambda text: writable(Path(text)))),
                        help="write a report of the last steps of this node's ranks: one HTML file for a browser")  # fmt: skip
     group.add_argument("--progress", metavar="SECONDS", type=_type(SECONDS),
@@ -450,8 +451,10 @@ def _check_carrier(options: LaunchOptions) -> None:
             raise InputError(f"{option}: got {value} without --backend server, expected both")
     if options.algorithm is not None and backend == "server":
         raise InputError(f"--algorithm: got {options.algorithm} with --backend server, expected it with all-reduce")
-    with naming("--packet-bytes"):  # argparse has checked the others
-        CarrierOptions(backend or "server", options.packet_bytes, options.summation_order, options.servers or 0)
+    with naming("--packet-bytes"):
+        CarrierOptions(backend or "server", options.packet_bytes, None, options.servers or 0)
+    with naming("--summation-order"):
+        CarrierOptions(backend or "server", None, options.summation_order, options.servers or 0)
     if options.plan is not None:
         plan = files.read(options.plan, Plan)
         if backend is not None:

@@ -21,7 +21,6 @@ from gradlane.cli.inputs.cases import (
     parse_rates,
     parse_workers,
     place_options,
-    read_network,
     read_place,
 )
 from gradlane.cli.inputs.computing import PROFILE_HELP, Computing, computing_options
@@ -40,8 +39,7 @@ from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.memory import Replica
 from gradlane.planning.searched import Searched
 from gradlane.planning.stock_ddp import ddp_kwargs, why_not_ddp
-from gradlane.sim.bounds import lower_bound_ns
-from gradlane.units import format_ns
+from gradlane.units import counted, format_ns
 
 
 @click.command(epilog=PROFILE_HELP)
@@ -93,13 +91,17 @@ def command(
     profile = computing.read(profile_text)
     if emit is not None and as_json:
         raise InputError("--emit: got it with --json, expected one or the other; it prints Python")
+    if emit is not None and shows_messages:
+        raise InputError(
+            "--emit: got it with --messages, expected one or the other; stock DDP's buckets are all that it prints"
+        )
     if emit is not None and computing.wire_dtype is not None:
         raise InputError("--emit: got it with --wire-dtype, expected one or the other; DDP's buckets are counted in float32")
     if network_path is not None:
         if computing.jitter:
             raise InputError("--jitter: got it with a network's file, expected --rate and --workers")
         need_no_place({"rate": rate, "workers": workers, **given})
-        case = Case(profile, read_network(network_path), clips=computing.clips)
+        case = Case(profile, files.read_where(network_path), clips=computing.clips)
     else:
         rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
@@ -115,7 +117,7 @@ def command(
     if emit is not None and case.place.backend != "all-reduce":
         raise InputError("--emit: got it with parameter servers, expected all-reduce, which is all that stock DDP has")
     chosen = read_policy(policy, parse_knobs(knobs)) if policy is not None else None
-    bound_ns = lower_bound_ns(case.profile, case.where)
+    bound_ns = case.bound_ns
     candidates = [chosen] if chosen is not None else [catalog.get(name) for name in case.policies]
     with bar() as progress:
         task = progress.add_task("searching" if isinstance(chosen, Searched) else "simulating", total=len(candidates))
@@ -172,7 +174,9 @@ def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
     computes = f"computes {reports.alone_text(profile, ' a step')}{'' if used is None else f', {used}'}"
     if computing.jitter:
         more = slowdown(case.workers, computing.jitter) - 1
-        computes += f", and {more:.1%} more with the slowest of {case.workers} devices (--jitter {computing.jitter:.1%})"
+        computes += (
+            f", and {more:.1%} more with the slowest of {counted(case.workers, 'devices')} (--jitter {computing.jitter:.1%})"
+        )
     if computing.clips is not None:
         computes += ", clips gradients by their norm"
     lines = [model, computes, network]
@@ -194,7 +198,7 @@ def _as_json(
             "efficiency": outcome.efficiency,
             "above_bound": outcome.above_bound,
             "messages": len(outcome.plan.messages),
-            "hidden": outcome.hidden(),
+            "hidden": None if outcome.case.is_alone else outcome.hidden(),
             "fingerprint": outcome.plan.fingerprint,
         }
         for outcome in outcomes
@@ -251,22 +255,22 @@ def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, basel
 
 
 def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> str:
-    name = best.policy
+    name, took = best.policy, format_ns(best.iteration_ns)
     saved = baseline.iteration_ns - best.iteration_ns
     against = (
         f"{format_ns(abs(saved))} ({_part(abs(saved), baseline.iteration_ns)}) {'less' if saved >= 0 else 'more'} than ddp"
     )
-    if name == BASELINE:
-        against = "which is ddp itself"
     if is_given:
-        return f"{name}: {format_ns(best.iteration_ns)} an iteration, {against}"
+        return f"{name}: {took} an iteration" + ("" if name == BASELINE else f", {against}")
+    if best.case.is_alone:
+        return f"nothing to schedule: one worker sends nothing, and an iteration takes {took}"
     if name != BASELINE and reports.saved_part(best, baseline) <= SAME:
         return (
             "nothing to gain: no policy saves more than a percent of the time of ddp, which takes "
             f"{format_ns(baseline.iteration_ns)} an iteration; {name} is the fastest, {against}"
         )
     rival = next((outcome for outcome in outcomes if outcome is not best), None)
-    text = f"recommended: {name}, {format_ns(best.iteration_ns)} an iteration, {against}"
+    text = f"recommended: {name}, {took} an iteration" + (", and nothing is faster" if name == BASELINE else f", {against}")
     if rival is not None and rival.policy != BASELINE:
         gap = rival.iteration_ns - best.iteration_ns
         less = f"{format_ns(gap)} ({_part(gap, rival.iteration_ns)}) less than the next," if gap else "the same as"
@@ -284,7 +288,7 @@ def _why(outcome: Outcome) -> str:
         startup_ns = len(messages) * where.startup_ns
     waits_ns = outcome.iteration_ns - outcome.case.profile.compute_ns
     return (
-        f"{outcome.policy} pays {format_ns(startup_ns)} of startup in {len(messages)} messages and makes "
+        f"{outcome.policy} pays {format_ns(startup_ns)} of startup in {counted(len(messages), 'messages')} and makes "
         f"computation wait {format_ns(waits_ns)}"
     )
 

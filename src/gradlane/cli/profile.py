@@ -19,7 +19,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.stepwise import describe
 from gradlane.errors import RunError
 from gradlane.lifetime import scratch_folder
-from gradlane.units import format_bytes, format_ns
+from gradlane.units import counted, format_bytes, format_ns
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -75,7 +75,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
     shown.print(
         f"forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, "
         f"uncovered {format_ns(profile.uncovered_ns)}, "
-        f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
+        f"{counted(len(profile.tensors), 'tensors')}, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
         highlight=False,
     )
     shown.print(describe(profile), highlight=False)

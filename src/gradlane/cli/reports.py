@@ -57,6 +57,17 @@ def saved_part(outcome: Outcome, baseline: Outcome) -> float:
     return 1 - outcome.iteration_ns / baseline.iteration_ns if baseline.iteration_ns else 0.0
 
 
+def by_devices(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes of hosts with as many devices each, by what tells them from the others in the name of a chart's line.
+
+    One number of workers may be of several such places, as 1x8 and 8.
+    """
+    found: dict[int, list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault(int(outcome.case.labels.get("devices", 1)), []).append(outcome)
+    return {"" if len(found) == 1 else f", {devices} a host": of_hosts for devices, of_hosts in found.items()}
+
+
 def alone_text(profile: Profile, every: str = "") -> str:
     """How long an iteration takes without communication, and what of it is uncovered time, for people.
 

@@ -176,7 +176,7 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
         table.add_section()
     print_table(table)
     reports.show_refusals(shown, refusals)
-    shown.print(Text("scaling: the part of linear. above bound: than which no schedule is faster."))
+    shown.print(Text("scaling: the part of linear. above bound: how much longer than the bound, which no schedule can beat."))
     profiles = {outcome.case.profile.model: outcome.case.of_one for outcome in outcomes}
     for model, profile in profiles.items():
         if profile.uncovered_ns:
@@ -238,8 +238,9 @@ def _panels(outcomes: Sequence[Outcome]) -> tuple[dict[str, dict[str, list[tuple
     counts = {outcome.case.workers for outcome in outcomes}
     against_rate = len(counts) == 1 and len({outcome.case.labels["bits_per_second"] for outcome in outcomes}) > 1
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for outcome in outcomes:
-        title = str(outcome.case.labels["model"]) + ("" if against_rate else f", {rate_text(outcome)}")
-        x = int(outcome.case.labels["bits_per_second"]) / 1e9 if against_rate else outcome.case.workers
-        panels.setdefault(title, {}).setdefault(outcome.policy, []).append((x, 100 * outcome.efficiency))
+    for hosts, of_hosts in reports.by_devices(outcomes).items():
+        for outcome in of_hosts:
+            title = str(outcome.case.labels["model"]) + ("" if against_rate else f", {rate_text(outcome)}")
+            x = int(outcome.case.labels["bits_per_second"]) / 1e9 if against_rate else outcome.case.workers
+            panels.setdefault(title, {}).setdefault(outcome.policy + hosts, []).append((x, 100 * outcome.efficiency))
     return panels, "Gbit/s" if against_rate else "workers"

@@ -155,7 +155,7 @@ class _Question:
         servers = f", {' or '.join(algorithms)} all-reduce" + (" of all devices" if flat else "")
         if there.servers is not None:
             servers = ", as many servers" if there.servers == AS_MANY else f", {there.servers} servers"
-        among = f", {self.counts[0]} workers" if len(self.counts) == 1 else ""
+        among = "" if len(self.counts) > 1 else f", {self.counts[0]} {'workers' if self.counts[0].total > 1 else 'worker'}"
         return f"{self.profile.model}{among}{servers}"
 
 
@@ -293,6 +293,8 @@ def faster(question: _Question, times: float, halves: bool, policies: tuple[str,
     if question.plot is not None:
         raise InputError("--plot: got it with a question whose answers lie on no scale, expected --json")
     there, rate = question.there, question.rate
+    if there.flat and there.servers is not None:
+        raise InputError("--flat: got it with --servers, where nothing is summed over the bus; expected one or the other")
     for each in (rate // 8, there.bus.bytes_per_second):
         if not 1 <= each * times <= MAX_RATE:
             raise InputError(
@@ -381,13 +383,14 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
     if question.is_drawn:
         scale = 1e9 if x == "bits_per_second" else 1
         numbered = () if x == "change" else names
-        lines = {
-            name: [(int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in outcomes if o.policy == name]
-            for name in numbered
-        }
-        if numbered:
-            bounds = {int(o.case.labels[x]) / scale: 100 * o.oracle_ns / o.bound_ns for o in outcomes}
-            lines[NO_MORE] = list(bounds.items())
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for hosts, of_hosts in reports.by_devices(outcomes).items() if numbered else ():
+            for name in numbered:
+                lines[name + hosts] = [
+                    (int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in of_hosts if o.policy == name
+                ]
+            bounds = {int(o.case.labels[x]) / scale: 100 * o.oracle_ns / o.bound_ns for o in of_hosts}
+            lines[NO_MORE + hosts] = list(bounds.items())
         rows = [[_HEADS[x](o.case), o.policy, format_ns(o.iteration_ns), f"{o.efficiency:.1%}"] for o in outcomes]
         axis = "Gbit/s" if x == "bits_per_second" else x
         question.draw(answer, [axis, "policy", "iteration", "scaling"], rows, lines, axis, "% of linear scaling", log_x=True)
@@ -416,9 +419,12 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     best = {value: max(each, key=lambda o: o.efficiency) for value, each in found.items()}
     gaps = {value: reports.saved_part(best[value], plain[value]) for value in found}
     if x == "change":
-        now = next(iter(found))
-        reached = ", ".join(f"{best[value].efficiency:.1%} with {value}" for value in found if value != now)
-        return f"The best policy ({best[now].policy}) reaches {best[now].efficiency:.1%} of linear now, {reached}."
+        now, *changes = found
+        names = {outcome.policy for outcome in best.values()}
+        who = f" ({best[now].policy})" if len(names) == 1 else ""
+        whose = {value: "" if who else f" ({best[value].policy})" for value in found}
+        reached = ", ".join(f"{best[value].efficiency:.1%} with {value}{whose[value]}" for value in changes)
+        return f"The best policy{who} reaches {best[now].efficiency:.1%} of linear now{whose[now]}, {reached}."
     place = "with {} workers" if x == "workers" else "at {} Gbit/s"
     is_alone = len({outcome.policy for outcome in outcomes}) == 1
     nobody_saves = max(gaps.values()) <= SAME

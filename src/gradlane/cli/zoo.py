@@ -18,7 +18,7 @@ from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.profile import Profile
 from gradlane.errors import InputError
-from gradlane.units import format_bytes, format_ns, format_rate
+from gradlane.units import counted, format_bytes, format_ns, format_rate
 
 LARGEST = 8
 
@@ -187,7 +187,7 @@ def _show(profile: Profile) -> None:
     shown = console()
     shown.print(
         Text(
-            f"{profile.model}: {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}; forward "
+            f"{profile.model}: {counted(len(profile.tensors), 'tensors')}, {format_bytes(profile.size_bytes)}; forward "
             f"{format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, update {format_ns(profile.update_ns)}"
         )
     )

@@ -33,7 +33,7 @@ def check_plan(plan: Plan, tensors: tuple[TensorSpec, ...]) -> None:
         dtypes = set()
         for piece in message.slices:
             if piece.tensor >= len(tensors):
-                raise PlanError(f"messages[{index}]: tensor {piece.tensor}, expected below {len(tensors)}")
+                raise PlanError(f"messages[{index}]: got tensor {piece.tensor}, expected below {len(tensors)}")
             spec = tensors[piece.tensor]
             dtypes.add(spec.dtype)
             if piece.offset_bytes % DTYPE_BYTES[spec.dtype] or piece.size_bytes % DTYPE_BYTES[spec.dtype]:
@@ -46,7 +46,7 @@ def check_plan(plan: Plan, tensors: tuple[TensorSpec, ...]) -> None:
         for start, end in sorted(ranges):
             if start != position:
                 fault = "moved twice" if start < position else "never moved"
-                raise PlanError(f"{spec.name}: bytes from {min(start, position)} are {fault}")
+                raise PlanError(f"{spec.name}: got bytes from {min(start, position)} {fault}, expected each once")
             position = end
         if position != spec.size_bytes:
             raise PlanError(f"{spec.name}: moves {position} bytes, expected {spec.size_bytes}")

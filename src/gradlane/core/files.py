@@ -7,6 +7,7 @@ objects and lists, and names the place in the file. So no file takes more than s
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import logging
 import re
@@ -16,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -24,7 +26,7 @@ from gradlane.core.records.dispatch_log import Log
 from gradlane.core.records.search_log import SearchLog
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.timeline import Timeline
-from gradlane.errors import FormatError, OutputError
+from gradlane.errors import FormatError, OutputError, PlanError
 
 _log = logging.getLogger("gradlane")
 
@@ -64,19 +66,41 @@ def loads(data: bytes, kind: type[Noun]) -> Noun:
         kind: the type to expect.
 
     Raises:
-        FormatError: with the place of the first fault.
+        FormatError: with the place of the first fault. A plan whose messages do not move each byte once has one, too.
     """
+    expected = f"gradlane.{kind.__name__.lower()}"
     if len(data) > MAX_FILE_BYTES:
         raise FormatError(f"got {len(data)} bytes, expected at most {MAX_FILE_BYTES}")
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if not data.strip():
+        raise FormatError(f"got an empty file, expected a {expected!r} file")
     need_few_parts(data, MAX_PARTS)
-    expected = f"gradlane.{kind.__name__.lower()}"
     head = decode(data, _Head, "$", expected)
     if head.format != expected:
         raise FormatError(f"got a {head.format!r:.80}, expected a {expected!r}", "$.format")
     if head.version != VERSION:
         raise FormatError(f"got version {head.version}, expected {VERSION}; this gradlane reads no other", "$.version")
-    body = decode(data, _File, "$", expected).body
-    return decode(body, kind, "$.body", expected)
+    noun = decode(decode(data, _File, "$", expected).body, kind, "$.body", expected)
+    if isinstance(noun, Plan):
+        try:
+            check_plan(noun, noun.tensors)
+        except PlanError as error:
+            raise FormatError(str(error), "$.body") from None
+    return noun
+
+
+def read_where(path: str | Path) -> Network | Cluster:
+    """Read a file of a network, or of a cluster.
+
+    Raises:
+        OSError, FormatError: as `read`.
+    """
+    try:
+        return read(path, Network)
+    except FormatError as error:
+        if error.path == "$.format" and "'gradlane.cluster'" in error.reason:
+            return read(path, Cluster)
+        raise
 
 
 def need_few_parts(data: bytes, most: int, advice: str = "") -> None:

@@ -21,7 +21,7 @@ from msgspec import UNSET, UnsetType
 from gradlane.core.backends import BackendName
 from gradlane.core.fields import MAX_BYTES, MAX_MESSAGES, MAX_TENSORS, need, need_int, need_name
 from gradlane.core.profile import TensorSpec
-from gradlane.units import format_bytes
+from gradlane.units import counted, format_bytes
 
 MAX_PRIORITY = 2**31 - 1
 MAX_LANES = 64
@@ -322,13 +322,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def describe(self, limit: int = 20) -> str:
         """The plan for people: a headline, then one line for each of the first `limit` messages."""
-        windows = ", ".join("no limit" if lane.window_bytes is None else format_bytes(lane.window_bytes) for lane in self.lanes)
+        windows = ["without limit" if lane.window_bytes is None else format_bytes(lane.window_bytes) for lane in self.lanes]
+        window = f"window {windows[0]}" if len(windows) == 1 else f"windows of {len(windows)} lanes {', '.join(windows)}"
         barrier = "crosses the barrier" if self.crosses_barrier else "waits for all before the next forward pass"
         over = "" if self.backend is UNSET else f" over {self.backend}"
         acknowledged = " until acknowledged" if self.is_acknowledged else ""
         lines = [
-            f"{self.policy} for {self.model}{over}: {len(self.messages)} messages, {format_bytes(self.size_bytes)}, "
-            f"window {windows}{acknowledged}, {barrier}, fingerprint {self.fingerprint}"
+            f"{self.policy} for {self.model}{over}: {counted(len(self.messages), 'messages')}, "
+            f"{format_bytes(self.size_bytes)}, {window}{acknowledged}, {barrier}, fingerprint {self.fingerprint}"
         ]
         starts = self.starts or [(index, False) for index in range(len(self.messages))]
         for place, (index, is_second) in enumerate(starts):

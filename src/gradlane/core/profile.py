@@ -8,6 +8,7 @@ the forward pass runs them.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS, need, need_int, need_name
 from gradlane.core.wire_dtype import WIRE_DTYPES
+from gradlane.errors import InputError
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -128,7 +130,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("uncovered_ns", self.uncovered_ns, 0, MAX_NS)
         need(self.wire_dtype in (UNSET, *WIRE_DTYPES.values()), "wire_dtype", self.wire_dtype, "'bfloat16' or 'float16'")
         names = [tensor.spec.name for tensor in self.tensors]
-        need(len(set(names)) == len(names), "tensors", "a name twice", "distinct names")
+        if len(set(names)) < len(names):
+            twice = next(name for name, count in Counter(names).items() if count > 1)
+            raise InputError(f"tensors: got the name {twice!r:.80} twice, expected distinct names")
         # texts are made only where there is a fault: a profile may have a hundred thousand tensors
         for index, tensor in enumerate(self.tensors):
             if tensor.layer >= len(self.layers):

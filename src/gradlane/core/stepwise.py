@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from gradlane.core.profile import Profile
-from gradlane.units import format_bytes, format_ns
+from gradlane.units import counted, format_bytes, format_ns
 
 
 class GradientStep(NamedTuple):
@@ -55,6 +55,7 @@ def describe(profile: Profile) -> str:
     found = steps(profile)
     largest = max(found, key=lambda step: step.size_bytes)
     return (
-        f"{len(profile.tensors)} gradients in {len(found)} steps over a backward pass of {format_ns(profile.backward_ns)}; the "
-        f"largest step is of {largest.tensors} gradients, {format_bytes(largest.size_bytes)}, at {format_ns(largest.ready_ns)}"
+        f"{counted(len(profile.tensors), 'gradients')}, ready at {counted(len(found), 'moments')} of a backward pass of "
+        f"{format_ns(profile.backward_ns)}; most bytes at {format_ns(largest.ready_ns)}: "
+        f"{counted(largest.tensors, 'gradients')}, {format_bytes(largest.size_bytes)}"
     )

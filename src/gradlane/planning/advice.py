@@ -125,6 +125,11 @@ class Advice(msgspec.Struct, frozen=True):
         return abs(self.off) > DOUBTFUL
 
     @property
+    def is_refuted(self) -> bool:
+        """Whether the measured step takes far less than the bound, as no step can: what was measured does not go together."""
+        return self.bound_ns > (1 + DOUBTFUL) * self.step_ns
+
+    @property
     def differs(self) -> bool:
         """Whether some policy's simulated step differs from DDP's by enough to show."""
         return any(abs(option.saves) >= SAME for option in self.options)

@@ -212,7 +212,10 @@ class TrialRunner(Generic[Choice]):
     @property
     def cost(self) -> str:
         """What the trials have cost so far, for people."""
-        return f"{abs(self.lost):.1f} iterations' time {'lost' if self.lost > -0.05 else 'won'}"
+        if self.lost > -0.05:
+            return f"{abs(self.lost):.1f} iterations' time lost"
+        # a choice that was slower when it was measured first has not won what others took less
+        return "no time lost" if self.choice == self._start else f"{-self.lost:.1f} iterations' time won"
 
     def median_ns(self, choice: Choice) -> int | None:
         """The median over all measured iterations with `choice`, or None if there are none."""

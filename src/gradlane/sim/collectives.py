@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import UNSET
 
 from gradlane.core.cluster import Link, RateStep
-from gradlane.core.fields import MAX_RATE
+from gradlane.core.fields import MAX_RATE, need
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.sim.fabric import Fabric, Notice
@@ -23,6 +23,7 @@ from gradlane.sim.shared_link import SharedLink
 from gradlane.units import NS_PER_SECOND
 
 _NORMS = -1  # the sum of all norms, as a message
+_MOST_CHUNKS = 500_000  # of a step's messages: each takes the simulator a microsecond or more
 
 Awaited = Callable[[int], bool]
 """Whether a rank waits for the end of this message, which is in flight, to start another (`Dispatcher.blocking`)."""
@@ -94,6 +95,10 @@ class CollectiveFabric:
             (plan.sum_bytes(index, network.workers), classes[message.lane], message.lane)
             for index, message in enumerate(plan.messages)
         ]
+        if network.overlaps:
+            chunks = sum(network.sharing.chunks_of(size_bytes) for size_bytes, _, _ in self._details)
+            expected = f"a network that sends the {len(plan.messages)} messages of a step in at most {_MOST_CHUNKS} chunks"
+            need(chunks <= _MOST_CHUNKS, "sharing.turn_bytes", network.sharing.chunk_bytes, f"{expected}, not {chunks}")
 
     def hand_over(self, now_ns: int, rank: int, message: int) -> None:
         """`Fabric.hand_over`: a rank issues an all-reduce, or a reduce-scatter."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tests.live.loops.job import STEPS, Job, Mlp, adam, loop
 from tests.live.models import Convolutions
@@ -167,6 +168,45 @@ def a_model_called_through_its_parts(job: Job) -> None:
             for layer in job.model.layers[:-1]:
                 x = torch.tanh(layer(x))
             output = job.model.layers[-1](x)
+        F.cross_entropy(output, y).backward()
+        job.optimizer.step()
+
+
+@loop()
+def a_pass_in_no_sync_and_one_through_the_models_parts(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        with job.no_sync():
+            job.loss().backward()
+        job.loss(None if job.session is None else job.model.forward).backward()
+        job.optimizer.step()
+
+
+@loop(model=Convolutions)
+def a_reentrant_checkpoint_around_the_model_after_a_pass_in_no_sync(job: Job) -> None:
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        with job.no_sync():
+            job.loss().backward()
+        x, y = job.batch()
+        x.requires_grad_()
+        F.cross_entropy(checkpoint(job.call, x, use_reentrant=True), y).backward()
+        job.optimizer.step()
+
+
+@loop(model=Convolutions)
+def an_evaluation_in_a_hook_of_the_output(job: Job) -> None:
+    @torch.no_grad()
+    def evaluate(_: torch.Tensor) -> None:
+        job.call.eval()
+        job.see("evaluation", job.call(job.batch()[0]).sum())
+        job.call.train()
+
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        x, y = job.batch()
+        output = job.call(x)
+        output.register_hook(evaluate)
         F.cross_entropy(output, y).backward()
         job.optimizer.step()
 

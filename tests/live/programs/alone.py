@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from tests.live.programs.comparison import WAYS
 from tests.live.programs.models import MODELS, OPTIMIZERS
 from tests.live.programs.program import Program
-from tests.live.programs.strategies import BETWEEN, CASTS, FLAGS, GRADIENTS, HOOKS, METHODS, STEPS_UNDER, ZEROING, parts_of
+from tests.live.programs.strategies import (
+    BETWEEN,
+    CASTS,
+    FLAGS,
+    GRADIENTS,
+    HOOKS,
+    METHODS,
+    STEPS_UNDER,
+    WRAPPED,
+    ZEROING,
+    parts_of,
+)
 
 PLAIN = ("zero_grad", "backward", "step")
 BEFORE, AFTER = 2, 2  # plain steps; gradlane defers nothing in the first two
@@ -35,6 +46,8 @@ def alone() -> Iterator[Program]:
         yield _program([("zero_grad", f"backward {flag}", "step")] * 3)
         yield _program([("backward", "step"), (f"backward {flag}", "step")] * 2)
         yield _program([("zero_grad", f"backward {flag}", "backward", "step")] * 3)
+    for flag in WRAPPED:
+        yield _program([("zero_grad", f"backward {flag}", "step")] * 3, way="bytescheduler late wrapped")
     for method in METHODS:
         yield _program([(method, "step")] * 3)
     for step in STEPS_UNDER:

@@ -15,12 +15,11 @@ from tests.live.programs.run import Run
 class ModuleHook:
     """A hook on a module, which is pickled along with it: what comes back does nothing."""
 
-    def __init__(self, function: Callable[..., None] | None = None) -> None:
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
         self._function = function
 
-    def __call__(self, *args: Any) -> None:
-        if self._function is not None:
-            self._function(*args)
+    def __call__(self, *args: Any) -> Any:
+        return None if self._function is None else self._function(*args)
 
     def __reduce__(self) -> Any:
         return type(self), ()
@@ -160,6 +159,85 @@ def forward_pre(run: Run, what: str) -> None:
                 run.see("norms before the forward pass", [param.norm() for param in run.parameters()])
 
     run.handles.append(run.model.register_forward_pre_hook(ModuleHook(before)))
+
+
+@hook
+def child_pre(run: Run, what: str) -> None:
+    """On each layer: what it changes are its own parameters."""
+
+    def before(module: nn.Module, _: Any) -> None:
+        with torch.no_grad():
+            for param in module.parameters(recurse=False):
+                if what == "clamp":
+                    param.clamp_(-0.3, 0.3)
+                elif what == "data":
+                    param.data.mul_(0.999)
+                else:
+                    run.see("norm before a layer", param.norm())
+
+    for module in run.model.modules():
+        if not isinstance(module, torch.jit.ScriptModule) and module is not run.model:
+            run.handles.append(module.register_forward_pre_hook(ModuleHook(before)))
+
+
+@hook
+def forward_post(run: Run, what: str) -> None:
+    """On the whole model, when it has computed its output."""
+
+    def after(module: nn.Module, _: Any, output: Any) -> Any:
+        if what == "scale" and isinstance(output, torch.Tensor):
+            return output * 1.1
+        with torch.no_grad():
+            if what == "clamp":
+                for buffer in module.buffers():
+                    if buffer.is_floating_point():
+                        buffer.clamp_(-0.3, 0.3)
+            elif what == "see":
+                run.see("output", output)
+        return None
+
+    run.handles.append(run.model.register_forward_hook(ModuleHook(after)))
+
+
+@hook
+def several_gradients(run: Run, what: str) -> None:
+    """One hook on the gradients of several parameters, before they are accumulated."""
+
+    def after(gradients: Any) -> None:
+        run.see("gradients", [None if value is None else value.sum() for value in gradients])
+
+    some = [param for param in run.parameters() if param.requires_grad]
+    run.handles.append(torch.autograd.graph.register_multi_grad_hook(some, after))
+
+
+@hook
+def node(run: Run, what: str) -> None:
+    """On the nodes that accumulate gradients, ahead of that."""
+
+    def before(gradients: Any) -> Any:
+        if what == "scale":
+            return tuple(value * 1.2 for value in gradients)
+        run.see("gradient of a node", [value.sum() for value in gradients])
+        return None
+
+    for param in run.parameters():
+        if param.requires_grad:
+            accumulates = param.view_as(param).grad_fn.next_functions[0][0]
+            run.nodes.append(accumulates)
+            run.handles.append(accumulates.register_prehook(before))
+
+
+@hook
+def backward_pre(run: Run, what: str) -> None:
+    """On the whole model, before its backward pass."""
+
+    def before(module: nn.Module, slopes: Any) -> Any:
+        if what == "scale":
+            return tuple(None if slope is None else slope * 1.1 for slope in slopes)
+        run.see("slope before", slopes)
+        return None
+
+    run.handles.append(run.model.register_full_backward_pre_hook(ModuleHook(before)))
 
 
 @hook

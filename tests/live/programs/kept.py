@@ -104,6 +104,17 @@ KEPT: dict[str, Program] = {
         ("zero_grad", "backward no_sync", "backward left", "step"), PLAIN, model="branches"
     ),
     "a_penalty_on_the_inputs_gradient_while_gradients_accumulate": _program(("backward slope", "step"), PLAIN),
+    # calls of the model inside of a backward pass
+    "a_checkpoint_around_a_model_whose_forward_pass_writes_buffers": _program(
+        ("zero_grad", "backward recomputed", "step"), ("zero_grad", "backward recomputed", "step"), PLAIN, model="buffers"
+    ),
+    "an_evaluation_in_a_hook_behind_a_pass_in_evaluation_mode": _program(
+        ("mode eval", "zero_grad", "backward evaluated_inside", "step"),
+        ("mode train", "zero_grad", "backward past evaluated_inside", "step"),
+        PLAIN,
+        model="convolutions",
+        way="bytescheduler late wrapped",
+    ),
     # no_sync around a part of a pass
     "only_the_backward_pass_in_no_sync": _program(("zero_grad", "backward no_sync_backward", "step"), PLAIN),
     "a_penalty_on_the_inputs_gradient_and_only_the_backward_pass_in_no_sync": _program(

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from tests.live.programs.models import loss_of
 from tests.live.programs.run import Run, action
@@ -43,6 +44,14 @@ FLAGS = {
     "anomaly",  # found by torch, which keeps where each operation stood
     "elsewhere",  # what the backward pass needs is packed away meanwhile
     "counted",  # by a mode that sees every operation
+    "each",  # two forward passes, and a backward pass through each
+    "inputs",  # the backward pass is told for which tensors
+    "graph",  # the backward pass makes a graph itself
+    "recomputed",  # the whole model is under a checkpoint
+    "reentrant",  # as `recomputed`, of the other kind
+    "evaluated_inside",  # the backward pass
+    "inner",  # a backward pass of another graph inside of it
+    "retained",  # the gradient of the output
 }
 
 
@@ -70,9 +79,12 @@ def backward(run: Run, *words: str) -> None:
             loss = _loss(run, take, flags)
             if "no_sync" in flags:
                 _backward(run, loss, flags)
+            other = run.loss(take) if "each" in flags else None
         if "no_sync" not in flags:
             with run.no_sync() if "no_sync_backward" in flags else contextlib.nullcontext():
                 _backward(run, loss, flags)
+                if other is not None:
+                    _backward(run, other, flags)
     if "eval" in flags:
         run.call.train()
     run.see("loss", float(loss))
@@ -86,6 +98,8 @@ def _loss(run: Run, take: str, flags: set[str]) -> torch.Tensor:
             loss = _loss_with_a_slope(run, take)
         elif "functional" in flags:
             loss = _functional_loss(run, take)
+        elif flags & {"recomputed", "reentrant"}:
+            loss = _recomputed_loss(run, take, "reentrant" in flags)
         else:
             loss = run.loss(take, past="past" in flags)
         if "twice" in flags:
@@ -104,9 +118,35 @@ def _backward(run: Run, loss: torch.Tensor, flags: set[str]) -> None:
         zero_grad(run)
     if "scaled" in flags:
         loss = run.scaler.scale(loss)
-    run.backward(loss, retain_graph="again" in flags)
+    if "evaluated_inside" in flags:
+        loss.register_hook(lambda _: evaluate(run, "no_grad"))
+    if "inner" in flags:
+        loss.register_hook(lambda _: _inner_backward(run))
+    if "retained" in flags:
+        loss.retain_grad()
+    how = {"create_graph": True} if "graph" in flags else {}
+    if "inputs" in flags:
+        how["inputs"] = [param for param in run.parameters() if param.requires_grad]
+    run.backward(loss, retain_graph="again" in flags or None, **how)
     if "again" in flags:
         run.backward(loss)
+    if "retained" in flags:
+        run.see("slope of the loss", loss.grad)
+
+
+def _inner_backward(run: Run) -> None:
+    with torch.enable_grad():
+        weight = torch.ones(3, requires_grad=True)
+        (weight * 2).sum().backward()
+    run.see("inner gradient", weight.grad)
+
+
+def _recomputed_loss(run: Run, take: str, reentrant: bool) -> torch.Tensor:
+    run.take(take)
+    x, y = run.batch()
+    if x.is_floating_point():
+        x.requires_grad_()  # else a reentrant checkpoint has no gradients
+    return loss_of(checkpoint(run.call, x, use_reentrant=reentrant and x.is_floating_point()), y)
 
 
 def _functional_loss(run: Run, take: str) -> torch.Tensor:

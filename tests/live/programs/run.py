@@ -34,6 +34,8 @@ class Run:
     average: dict[str, torch.Tensor] = field(default_factory=dict)
     schedulers: list[Any] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
+    nodes: list[Any] = field(default_factory=list)
+    """Of autograd, which has dropped a node and its hooks when nobody refers to it."""
     scaler: torch.amp.GradScaler = field(init=False)
     flat: list[torch.Tensor] = field(default_factory=list)
     """Flat buffers of which gradients are views."""
@@ -69,9 +71,9 @@ class Run:
         x, y = self.batch()
         return loss_of((self.model if past else self.call)(x), y)
 
-    def backward(self, loss: torch.Tensor, retain_graph: bool = False) -> None:
+    def backward(self, loss: torch.Tensor, **how: Any) -> None:
         """Ranks behind the second add zeros to every gradient: a sum of two has the same bits in any order."""
-        (loss if self.rank < 2 else loss * 0).backward(retain_graph=retain_graph)
+        (loss if self.rank < 2 else loss * 0).backward(**how)
 
     def see(self, name: str, value: Any) -> None:
         """`value` (a number, a tensor, None, or a dict or list of them) must be the same under DDP."""

@@ -110,6 +110,11 @@ HOOKS = {
     "accumulated": _lines("accumulated", ("scale", "replace", "see")),
     "forward_pre": _lines("forward_pre", ("clamp", "data", "norms")),
     "backward_post": ["backward_post see"],
+    "backward_pre": _lines("backward_pre", ("see", "scale")),
+    "forward_post": _lines("forward_post", ("see", "scale", "clamp")),
+    "child_pre": _lines("child_pre", ("clamp", "data", "norms")),
+    "several_gradients": ["several_gradients see"],
+    "node": _lines("node", ("see", "scale")),
     "scheduler": _lines("scheduler", ("step", "cycle", "warmup")),
 }
 
@@ -118,8 +123,11 @@ CASTS = _lines("cast", ("half", "double", "bfloat16"), ("", "through"))
 
 FLAGS = (
     *("twice", "weighted", "penalty", "slope", "functional", "zeroed_between", "autocast", "eval", "infinite"),
-    *("anomaly", "elsewhere", "counted"),
+    *("anomaly", "elsewhere", "counted", "inputs", "graph", "evaluated_inside", "inner", "retained"),
+    *("recomputed", "reentrant"),
 )
+WRAPPED = ("each",)
+"""Flags for wrapped models only: an attached one is summed in both passes, where DDP sums the first."""
 STEPS_UNDER = _lines("step_under", ("autocast", "no_kernels_of_oneDNN", "float64_by_default", "deterministic_algorithms"))
 METHODS = ("surgery references", "surgery clones", "sam")
 KEPT_PARTS = "kept parts"
@@ -192,7 +200,7 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
     hooks = []
     if choices.chance(25):
         for name in draw(st.lists(st.sampled_from([*choices.table(HOOKS)]), min_size=1, max_size=2, unique=True)):
-            if name == "backward_post" and MODELS[model].are_models:
+            if name in ("backward_post", "backward_pre") and MODELS[model].are_models:
                 continue  # torch notes on the module that it has one, and not on its other form
             lines = choices.allowed(_lines("", ("before", "after"), HOOKS[name]))
             hooks += [choices.of(lines)] if lines else []
@@ -230,7 +238,7 @@ class _Style:
         self.may_go_past = is_wrapped and not is_static  # DDP sums no more where its first pass was past it
         self.is_wrapped = is_wrapped
         self.zeroing = _zeroing(choices, 30)
-        flags = choices.allowed(FLAGS)
+        flags = choices.allowed((*FLAGS, *(WRAPPED if is_wrapped else ())))
         if MODELS[model].parts:  # DDP refuses a penalty on what the forward pass did not use
             flags = [flag for flag in flags if flag not in ("penalty", "functional")]
         elif is_static:  # where the first backward pass makes no gradient of a parameter, DDP does not sum the next

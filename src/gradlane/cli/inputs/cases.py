@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -15,7 +14,6 @@ from msgspec import UNSET, UnsetType
 from gradlane import zoo
 from gradlane.cli.inputs.faults import naming
 from gradlane.cli.inputs.types import Choice, parse_time, whole_number
-from gradlane.core import files
 from gradlane.core.bus import MAX_DEVICES, Bus
 from gradlane.core.cluster import Cluster
 from gradlane.core.collectives import ALGORITHMS, all_reduce, flat_ring
@@ -23,11 +21,11 @@ from gradlane.core.fields import did_you_mean
 from gradlane.core.nccl import LATEST, TABLES, nccl
 from gradlane.core.network import MAX_WORKERS, NETWORK_CLASSES, Network
 from gradlane.core.profile import Profile
-from gradlane.errors import FormatError, InputError
+from gradlane.errors import InputError
 from gradlane.planning.questions import Case
 from gradlane.planning.questions.jitter import slowdown
 from gradlane.planning.questions.sweep import Where
-from gradlane.units import MAX_RATE, NS_PER_SECOND, format_bytes, format_ns, format_rate, parse_rate
+from gradlane.units import MAX_RATE, NS_PER_SECOND, counted, format_bytes, format_ns, format_rate, parse_rate
 from gradlane.zoo.buses import BUSES
 
 AS_MANY = "same"
@@ -49,16 +47,6 @@ class Workers(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.hosts}" if self.devices == 1 else f"{self.hosts}x{self.devices}"
-
-
-def read_network(path: Path) -> Where:
-    """Read a network's or a cluster's file."""
-    try:
-        return files.read(path, Network)
-    except FormatError as error:
-        if "'gradlane.cluster'" not in str(error):
-            raise
-        return files.read(path, Cluster)
 
 
 def place_options(command: Callable[..., Any], *, rates: str = RATES, workers: str = WORKERS) -> Callable[..., Any]:
@@ -228,6 +216,9 @@ def read_place(
         raise InputError("--crossings: got it without a ring through all devices, expected --flat, and no --servers")
     if flat and servers is None and algorithm not in (None, RING):
         raise InputError(f"--flat: got it with --algorithm {algorithm}, expected ring, or no --flat")
+    for option, value in (("--bus", bus), ("--bus-startup", bus_startup)):
+        if flat and servers is not None and value is not None:
+            raise InputError(f"{option}: got it with --flat and --servers, where nothing is summed over the bus; expected none")
     given = {"--bus": bus, "--bus-startup": bus_startup, "--flat": flat or None}
     spec = BUSES.get(bus or BUS)
     return Place(
@@ -282,6 +273,11 @@ def cases(
     """
     if where.of_hosts is not None and all(each.devices == 1 for each in workers):
         raise InputError(f"{where.of_hosts}: got it with one device a host, expected several, as in --workers 16x8")
+    if where.of_hosts in ("--bus", "--bus-startup") and where.flat and all(each.devices == where.crossings for each in workers):
+        raise InputError(
+            f"{where.of_hosts}: got it with --crossings {where.crossings}, as many as a host has devices, expected none: "
+            "nothing is sent within hosts"
+        )
     return [
         Case(
             profile.stretched(slowdown(each.total, jitter)) if jitter else profile,
@@ -388,7 +384,8 @@ def _doubling(low: int, high: int) -> Iterator[int]:
 def describe(case: Case) -> str:
     """One line for people: the model, and the network that its gradients cross."""
     profile = case.profile
-    return f"{profile.model}, {len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)}, {_describe_where(case)}"
+    size = f"{counted(len(profile.tensors), 'tensors')}, {format_bytes(profile.size_bytes)}"
+    return f"{profile.model}, {size}, {_describe_where(case)}"
 
 
 def describe_at_length(case: Case) -> tuple[str, str]:
@@ -396,7 +393,7 @@ def describe_at_length(case: Case) -> tuple[str, str]:
     profile = case.profile
     return (
         f"model    {profile.model} on {profile.device} ({profile.source.removeprefix('gradlane ')}); "
-        f"{len(profile.tensors)} tensors, {format_bytes(profile.size_bytes)} of gradients a step",
+        f"{counted(len(profile.tensors), 'tensors')}, {format_bytes(profile.size_bytes)} of gradients a step",
         f"network  {_describe_where(case)}{'' if case.is_alone else _links(case)}",
     )
 
@@ -415,13 +412,13 @@ def _describe_where(case: Case) -> str:
         least, chosen = where.path.segments[0].startup_ns, where.algorithm in TABLES
         costs = f"{format_ns(least)} to {format_ns(where.startup_ns)}" if chosen else format_ns(where.startup_ns)
         return (
-            f"all-reduce of {where.workers} workers: a message costs {costs} and travels at "
+            f"all-reduce of {counted(where.workers, 'workers')}: a message costs {costs} and travels at "
             f"{'up to ' if chosen else ''}{format_rate(where.bytes_per_second)}{within}"
             f"{f' ({where.source})' if chosen else ''}"
         )
     return (
-        f"{len(where.workers)} workers and {len(where.servers)} servers on {len(where.hosts)} hosts: a message costs "
-        f"{format_ns(where.startup_ns)}, links of {_rates(where)}{within}"
+        f"{counted(len(where.workers), 'workers')} and {counted(len(where.servers), 'servers')} on "
+        f"{counted(len(where.hosts), 'hosts')}: a message costs {format_ns(where.startup_ns)}, links of {_rates(where)}{within}"
     )
 
 

@@ -30,7 +30,7 @@ from gradlane.live.remote_update.states import fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
 from gradlane.live.session.closures import run_first
 from gradlane.live.session.frozen import Frozen
-from gradlane.live.session.hooks import Hook, is_compiled, parameters_of_scripts
+from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
 from gradlane.live.session.job import Job
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
 from gradlane.live.session.phases import TWICE, Event, NotAllowedError, Phase
@@ -83,7 +83,7 @@ class ServedIterations:
     @in_turn
     def before_forward(self, module: torch.nn.Module, compiling: bool, nested: bool) -> None:
         self.check()
-        if self.passes.is_run_once_more():
+        if inside_a_backward_pass():  # a checkpoint runs it once more
             return
         self.passes.refuse_wrappers(inside=False)
         trains = torch.is_grad_enabled() and module.training
@@ -106,7 +106,7 @@ class ServedIterations:
             self.passes.before_compiled(module)
 
     def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
-        if not torch.is_grad_enabled() or self.passes.is_run_once_more():
+        if not torch.is_grad_enabled() or inside_a_backward_pass():
             return
         if self.passes.forward_ended(module, nested, output) and self.buffers is not None:
             self.buffers.after_forward()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.dispatch_log import Log
@@ -83,6 +84,11 @@ class IdleSession:
     def network(self) -> Network:
         """Raises `JobError`: there is none."""
         self._has_none("network")
+
+    @property
+    def place(self) -> Place:
+        """Raises `JobError`: there is none."""
+        self._has_none("place")
 
     def profile(self) -> Profile:
         """Raises `JobError`: there is none."""

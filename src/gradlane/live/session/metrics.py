@@ -17,6 +17,7 @@ from gradlane.core.profile import Profile
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.comm.driver import Driver
 from gradlane.live.comm.recorder import now_ns
+from gradlane.live.comm.stragglers import WINDOW
 from gradlane.planning.measured import where
 from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import NS_PER_SECOND
@@ -180,6 +181,7 @@ class Progress:
         parts.append(f"{state}{metrics['policy']} over {metrics['backend']}, {metrics['messages']} messages")
         if metrics["slowest_busy_seconds"] is not None:
             parts.append(
-                f"rank {metrics['slowest_rank']} is busy for longest, {1e3 * metrics['slowest_busy_seconds']:.1f} ms a step"
+                f"rank {metrics['slowest_rank']} was busy for longest in the last {WINDOW} steps, "
+                f"{1e3 * metrics['slowest_busy_seconds']:.1f} ms each"
             )
         return f"gradlane: step {metrics['step']}: {'; '.join(parts)}"

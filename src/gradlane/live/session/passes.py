@@ -219,13 +219,13 @@ class Passes:
         """Hook."""
         nested = self._calls > 1 and is_called_inside_itself(module)
         self._calls = self._calls - 1 if nested else 0
+        if not (nested or torch.is_grad_enabled()) and self.counts_calls:
+            self.was_evaluated = False  # as under DDP, buffers are not due behind a call without gradients
         self._listener.after_forward(module, nested, output)
 
     def is_run_once_more(self) -> bool:
-        """Whether a checkpoint makes this call, inside of a backward pass. Calls of the drop-in's wrapper always count, as
-        under torch's class.
-        """
-        return inside_a_backward_pass() and not (self._past_wrapper and self.counts_calls)
+        """Whether a checkpoint calls the module past the drop-in's wrapper, inside of a backward pass."""
+        return not self.counts_calls and inside_a_backward_pass()
 
     def come_first(self) -> None:
         """Put the session's pre-hook before those that the script has put before it since."""
@@ -332,8 +332,11 @@ class Passes:
         if not self._in_backward:
             if not self._sums:
                 tracked.accumulated = param.grad is not None
-                if self._past_wrapper and self.sync and self._forward_summed is None:
-                    self._past_wrapper()
+                if self._past_wrapper:
+                    if self.sync and self._forward_summed is None:
+                        self._past_wrapper()
+                elif not (self._forward_summed is None or self.sync or keeps_graph()):
+                    self._forward_summed = None  # as in `_will_accumulate`: the next pass may be of parts of the model
                 return
             self._listener.begin()
         if param.grad is None:  # it was frozen after its forward pass, or a hook of its own has dropped the gradient

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradlane.core.network import Network
+from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.records.dispatch_log import Log
@@ -166,6 +167,11 @@ class Session:
     def network(self) -> Network:
         """The network that plans are made for: given to attach, or measured by it."""
         return self._parts.planner.network
+
+    @property
+    def place(self) -> Place:
+        """That network, with what carries messages there now."""
+        return self._parts.planner.place
 
     @property
     def failed(self) -> bool:

@@ -271,7 +271,7 @@ class Verifier(StepObserver):
             reference, total, half = sums[id(param)], self._totals[id(param)], self._halves.get(id(param))
             if half is not None:
                 is_right = is_sum_of_halves(reference, total, half, magnitudes.get(id(param)), self._world)
-            elif self._world == 2:
+            elif self._world <= 2:
                 is_right = same_bits(reference, total)
             else:
                 allowed = _ROUNDING * float(reference.abs().max()) if reference.numel() else 0.0
@@ -323,13 +323,14 @@ class Verifier(StepObserver):
         verified = self.verified
         if not verified.steps:
             return None
-        equal = "equal to DDP bit for bit" if self._world == 2 else "equal to DDP (sums within rounding)"
+        reference = "DDP"
         if self._halves:
             dtype = str(next(iter(self._halves.values()))).removeprefix("torch.")
-            equal = f"equal to DDP that compresses to {dtype} (sums within rounding)"
+            reference = f"DDP that compresses to {dtype}"
+        how = " bit for bit" if self._world <= 2 else " (sums within rounding)"
         return (
             f"verified {verified.steps} of {steps} steps, {len(verified.tensors)} tensors, {verified.deferred:,} of "
-            f"{verified.updates:,} updates deferred: {equal}"
+            f"{verified.updates:,} updates deferred: equal to {reference}{how}"
         )
 
     # -- failing -----------------------------------------------------------------------------------

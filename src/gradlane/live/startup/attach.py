@@ -60,6 +60,7 @@ from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, FolderOptions, SteppingOptions
 from gradlane.live.startup.validation import Optimizers, job_of, trains_alone
 from gradlane.planning import catalog
+from gradlane.planning.measured import where
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, policy_of
 from gradlane.policies.owners import Owners
@@ -487,6 +488,7 @@ def _leave_files(folders: FolderOptions, rank: int, session: Session) -> None:
         files.leave(folders.timeline / f"timeline-rank{rank}.json", session.timeline())
         files.leave(folders.timeline / f"plan-rank{rank}.json", session.plan)
     # a short job, or one that was given a plan, has measured none
-    if folders.profile is not None and rank == 0 and session.has_profile:
-        files.leave(folders.profile / "profile.json", session.profile())
-        files.leave(folders.profile / "network.json", session.network)
+    if rank == 0 and session.has_profile:
+        for folder in {each for each in (folders.timeline, folders.profile) if each is not None}:
+            files.leave(folder / "profile.json", session.profile())
+            files.leave(folder / "network.json", where(session.place))

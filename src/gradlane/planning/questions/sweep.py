@@ -68,6 +68,11 @@ class Case:
         return self.workers == 1 and isinstance(self.where, Network)
 
     @property
+    def bound_ns(self) -> int:
+        """The lower bound of an iteration's time."""
+        return oracle_ns(self.profile) if self.is_alone else lower_bound_ns(self.profile, self.where)
+
+    @property
     def place(self) -> Place:
         """The place that plans are made for."""
         return Place.of(self.where)
@@ -163,7 +168,7 @@ def judge(policy: Policy, case: Case, bound_ns: int | None = None, progress: Pro
         PlanError: nothing can carry the plan there.
     """
     if bound_ns is None:
-        bound_ns = lower_bound_ns(case.profile, case.where)
+        bound_ns = case.bound_ns
     need(
         bound_ns < _LONGEST_NS, "step", format_ns(bound_ns), f"less than {format_ns(_LONGEST_NS)}: faster links, or fewer bytes"
     )
@@ -206,9 +211,11 @@ def judge_plan(plan: Plan, case: Case, bound_ns: int | None = None) -> Outcome:
 
 def _simulated(plan: Plan, case: Case, bound_ns: int | None) -> Outcome:
     if bound_ns is None:
-        bound_ns = lower_bound_ns(case.profile, case.where)
+        bound_ns = case.bound_ns
     if case.clips is not None:
         plan = when_clipping(plan, case.clips)
+    if case.is_alone:
+        return Outcome(case, plan, bound_ns, bound_ns, seen_hidden=0.0)
     if isinstance(case.where, Network):
         steady = steady_iteration(plan, case.profile, case.where)
         return Outcome(case, plan, steady.iteration_ns, bound_ns, seen_hidden=steady.hidden)
@@ -238,7 +245,7 @@ def sweep(
     refused: InputError | None = None
     outcomes = []
     for case in cases:
-        bound_ns = lower_bound_ns(case.profile, case.where)
+        bound_ns = case.bound_ns
         for asked in case.policies if named is None else named:
             policy = catalog.get(asked) if isinstance(asked, str) else asked
             try:

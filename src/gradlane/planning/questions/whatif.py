@@ -12,7 +12,6 @@ from gradlane.core.policy import Policy
 from gradlane.errors import InputError
 from gradlane.planning.questions.sweep import Case, Outcome, Refusal, judge
 from gradlane.planning.search.space import with_knobs
-from gradlane.sim.bounds import lower_bound_ns
 from gradlane.units import format_bytes
 
 STEPS_A_DECADE = 6
@@ -111,7 +110,7 @@ def knob_grid(
     Returns:
         Triples of partition, credit and outcome.
     """
-    bound_ns = lower_bound_ns(case.profile, case.where)
+    bound_ns = case.bound_ns
     grid = []
     for partition, credit in product(partitions, credits):
         if credit >= partition:

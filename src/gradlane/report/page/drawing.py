@@ -30,8 +30,8 @@ def typical_iterations(timelines: Sequence[Timeline], step_ns: float | None = No
             from it. None: the last ones.
         count: how many iterations, fewer if there are no more.
     """
-    lengths = {span.iteration: span.end_ns - span.start_ns for span in _steps(timelines[0])}
-    common = set.intersection(*({span.iteration for span in _steps(timeline)} for timeline in timelines))
+    lengths = {span.iteration: span.end_ns - span.start_ns for span in timelines[0].of("step")}
+    common = _common(timelines)
     for wanted in range(count, 0, -1):
         rows = [range(first, first + wanted) for first in sorted(common, reverse=True)]
         whole = [row for row in rows if common.issuperset(row)]
@@ -43,15 +43,30 @@ def typical_iterations(timelines: Sequence[Timeline], step_ns: float | None = No
 
 def last_iterations(timelines: Sequence[Timeline], count: int) -> list[int]:
     """The last `count` whole iterations that every rank has, or fewer, whether or not they follow one another."""
-    common = set.intersection(*({span.iteration for span in _steps(timeline)} for timeline in timelines))
-    return sorted(common)[-count:]
+    return sorted(_common(timelines))[-count:]
 
 
-def _steps(timeline: Timeline) -> list[Span]:
-    """The whole steps but those in which the run did something else, such as another arm's turn."""
+def _common(timelines: Sequence[Timeline]) -> set[int]:
+    """The usual iterations that every rank has; where there is none, those that are merely whole."""
+    for steps in (_usual_steps, _whole_steps):
+        common = set.intersection(*({span.iteration for span in steps(timeline)} for timeline in timelines))
+        if common:
+            return common
+    return set()
+
+
+def _whole_steps(timeline: Timeline) -> list[Span]:
+    """The steps but those in which the run did something else, such as another arm's turn."""
     steps = timeline.of("step")
     usual_ns = median(span.end_ns - span.start_ns for span in steps) if steps else 0
     return [span for span in steps if span.end_ns - span.start_ns <= _UNUSUAL * usual_ns]
+
+
+def _usual_steps(timeline: Timeline) -> list[Span]:
+    """The whole steps but those that follow on one that is not: their sums came in the pause."""
+    whole = _whole_steps(timeline)
+    pauses = {span.iteration for span in timeline.of("step")}.difference(span.iteration for span in whole)
+    return [span for span in whole if span.iteration - 1 not in pauses]
 
 
 def draw(
@@ -194,14 +209,14 @@ def parts_of(timeline: Timeline, plan: Plan, profile: Profile, iterations: Colle
     Args:
         timeline, plan: what happened, under which plan.
         profile: has the layers of the plan's tensors.
-        iterations: those whose steps count; None: all whole ones of a run that was measured.
+        iterations: those whose steps count; None: all usual ones of a run that was measured.
 
     Returns:
         The mean of these steps; None if there is none.
     """
-    steps = _steps(timeline)
-    if iterations is not None:
-        steps = [span for span in timeline.of("step") if span.iteration in iterations]
+    steps = [span for span in timeline.of("step") if iterations is None or span.iteration in iterations]
+    if iterations is None:
+        steps = _usual_steps(timeline)
     if not steps:
         return None
     # by the time at which they happened: what an iteration left for the next one's forward pass

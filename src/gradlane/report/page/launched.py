@@ -10,8 +10,6 @@ from statistics import median
 import msgspec
 
 from gradlane.core import files
-from gradlane.core.network import Network
-from gradlane.core.place import Place
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.core.timeline import Timeline
@@ -71,8 +69,7 @@ def of_launch(folder: Path) -> facts.TrialFacts:
     profile = files.read(profile_path, Profile) if profile_path.exists() else None
     outcome = None
     if profile is not None and network_path.exists():
-        backend = "all-reduce" if plan.backend is msgspec.UNSET else plan.backend
-        outcome = predict(plan, profile, Place(files.read(network_path, Network), backend))
+        outcome = predict(plan, profile, files.read_where(network_path))
     typical_ns = median(first.iteration_ns()) if steps else 0
     iterations = typical_iterations(timelines, typical_ns)
     drawn = draw(plan, timelines, iterations) if iterations else None
