@@ -470,6 +470,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     void Tell(Connection& connection, const Failure& failure);
     void Fail(Failure failure);
     std::string NameOf(const Connection& connection) const;
+    std::string NameOfServer(uint32_t server) const;
     Failure Told(const Connection& connection, Reason reason) const;
     uint32_t missing_connections() const;
 
@@ -523,7 +524,7 @@ class Node : private Connection::Owner, private Outbox, private Messages::Post, 
     uint32_t remembered_from_ = 0;
     uint64_t served_ = 0, most_served_ = 0;  // there, too: packets here of all tensors that it was told of, now and at most
     bool failed_ = false, closing_ = false, hears_ = true;
-    int64_t failed_ns_ = 0;  // when it failed
+    int64_t failed_ns_ = 0;                 // when it failed
     bool broken_ = false;                   // by an exception: nothing but what is queued is sent
     std::unique_ptr<uint8_t[]> reserve_bytes_;  // given back where memory has run out, to say so with
     int64_t left_ns_ = 0;  // when the first peer left in order; 0: none has

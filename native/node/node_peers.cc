@@ -45,7 +45,7 @@ void Node::Try(Attempt attempt) {
     std::string why;
     if (attempt.target.attempts != 0 && now_ns_ >= attempt.greeted_by_ns) {
         Fail({Code::kTimeout, -1, static_cast<int32_t>(attempt.server),
-              "server " + std::to_string(attempt.server) + " at " + attempt.target.host + ":" + std::to_string(attempt.target.port) +
+              NameOfServer(attempt.server) + " at " + attempt.target.host + ":" + std::to_string(attempt.target.port) +
                   ": " + NoGreeting(options_.greeting_ms, attempt.target.attempts)});
         return;
     }
@@ -265,7 +265,12 @@ void Node::OnGoodbye(Connection& connection) {
 }
 
 std::string Node::NameOf(const Connection& connection) const {
-    return (connection.dialled() ? "server " : "rank ") + std::to_string(connection.peer);
+    return connection.dialled() ? NameOfServer(connection.peer) : "rank " + std::to_string(connection.peer);
+}
+
+// A server inside of a worker's process goes by that worker's rank, which is its own index.
+std::string Node::NameOfServer(uint32_t server) const {
+    return (options_.tell_tables ? "server " : "rank ") + std::to_string(server);
 }
 
 void Node::Lose(Connection& connection, Code code, const std::string& why) {

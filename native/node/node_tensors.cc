@@ -288,7 +288,7 @@ void Node::Contribute(uint32_t tensor, Tensor& state, uint16_t flags) {
         }
         Connection* connection = to_server_[server][state.spec.lane];
         if (connection == nullptr) {
-            Fail({Code::kDied, -1, static_cast<int32_t>(server), "server " + std::to_string(server) + " is not connected"});
+            Fail({Code::kDied, -1, static_cast<int32_t>(server), NameOfServer(server) + " is not connected"});
             return;
         }
         Run run;

@@ -180,7 +180,7 @@ def test_a_server_that_lies_is_refused_by_the_worker() -> None:
         tensor = np.ones(WORDS, np.float32)
         worker.define(0, tensor.ctypes.data, tensor.nbytes, "float32")
         connection.sendall(frame(RESULT, struct.pack("<f", 7) * WORDS, offset=2**64 - 8))
-        with pytest.raises(JobError, match="server 0 at"):
+        with pytest.raises(JobError, match="rank 0 at"):
             worker.take(5)
         assert (tensor == 1).all()
 
@@ -209,7 +209,7 @@ def test_a_push_has_been_sent_once_its_server_says_that_it_has_it() -> None:
         worker.wait(0, 10)
         assert sorted(_taken(worker, 2)) == [~0, 0]
         connection.sendall(frame(RECEIVED, tensor=0))
-        with pytest.raises(JobError, match=r"server 0 at .* says that it has a push, and was not asked"):
+        with pytest.raises(JobError, match=r"rank 0 at .* says that it has a push, and was not asked"):
             worker.take(10)
 
 

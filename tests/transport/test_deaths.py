@@ -43,6 +43,7 @@ def test_a_worker_killed_in_mid_push_is_named_by_all_at_once_and_no_partial_sum_
         at = running[1].signal(signal.SIGKILL)
         outcomes = [running[rank].outcome() for rank in (0, 2)]
     assert blamed(outcomes) == [("PeerDied", 1)] * 2
+    assert all("rank 1 at 127.0.0.1:" in outcome.text for outcome in outcomes)  # not by its server's number
     assert max(outcome.at for outcome in outcomes) - at < DEAD_S
 
 

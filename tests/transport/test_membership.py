@@ -94,7 +94,7 @@ def test_nobody_at_the_address_is_told_at_once() -> None:
     with Node(NodeOptions(world=2, servers=2, rank=0, server=0)) as node:
         began = time.monotonic()
         node.dial(1, "127.0.0.1", port)
-        with pytest.raises(PeerDied, match=r"server 1 at 127\.0\.0\.1:\d+: .*refused"):
+        with pytest.raises(PeerDied, match=r"rank 1 at 127\.0\.0\.1:\d+: .*refused"):
             node.join(5)
         assert time.monotonic() - began <= AT_ONCE_S
 

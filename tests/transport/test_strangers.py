@@ -180,7 +180,7 @@ def test_a_dialler_calls_no_more_when_its_time_is_up_and_says_how_often_it_did()
     ):
         wire.ends["up"] = 1
         worker.dial(0, *wire.address)
-        said = r"server 0 at 127\.0\.0\.1:\d+: no end of the greeting within 700 ms, in \d+ attempts"
+        said = r"rank 0 at 127\.0\.0\.1:\d+: no end of the greeting within 700 ms, in \d+ attempts"
         with pytest.raises(CommunicationError, match=said):
             worker.join(30)
 

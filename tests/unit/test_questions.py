@@ -251,7 +251,7 @@ def test_a_profile_cut_short_and_one_with_a_negative_time_are_refused_with_the_p
     assert "$.body.layers[0]" in invoke("plan", path, code=2)
     files.write(path, zoo.profile("resnet18"))
     assert files.read(path, Profile).model == "resnet18"
-    assert "got them with the file" in invoke("plan", path, "--batch", "3", code=2)
+    assert "got it with the file" in invoke("plan", path, "--batch", "3", code=2)
 
 
 def test_workers_are_hosts_times_devices_wherever_they_are_given():

@@ -398,9 +398,17 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
 
 _HEADS: dict[str, Callable[[Case], str]] = {
     "workers": lambda case: str(workers_of(case)),
-    "bits_per_second": lambda case: f"{int(case.labels['bits_per_second']) / 1e9:g}G",
+    "bits_per_second": lambda case: _rate_head(int(case.labels["bits_per_second"])),
     "change": lambda case: str(case.labels["change"]),
 }
+
+
+def _rate_head(bits_per_second: int) -> str:
+    """A rate for the head of a column: `10G`, `0.5G`, `20M`."""
+    for letter, unit in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if bits_per_second >= unit / 10:
+            return f"{bits_per_second / unit:g}{letter}"
+    return f"{bits_per_second}"
 
 
 def _open(answer: str) -> None:
@@ -425,7 +433,10 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
         whose = {value: "" if who else f" ({best[value].policy})" for value in found}
         reached = ", ".join(f"{best[value].efficiency:.1%} with {value}{whose[value]}" for value in changes)
         return f"The best policy{who} reaches {best[now].efficiency:.1%} of linear now{whose[now]}, {reached}."
-    place = "with {} workers" if x == "workers" else "at {} Gbit/s"
+    here = {
+        value: f"{value} workers" if x == "workers" else format_rate(int(each[0].case.labels["bits_per_second"]) // 8)
+        for value, each in found.items()
+    }
     is_alone = len({outcome.policy for outcome in outcomes}) == 1
     nobody_saves = max(gaps.values()) <= SAME
     if is_alone:
@@ -434,7 +445,7 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
         where = min(found, key=lambda value: plain[value].efficiency)
     else:
         where = max(gaps, key=lambda value: gaps[value])
-    at = place.format(where.removesuffix("G") if x != "workers" else where)
+    at = f"{'with' if x == 'workers' else 'at'} {here[where]}"
     most = best[where].oracle_ns / best[where].bound_ns
     reached = f"{plain[where].policy} reaches {plain[where].efficiency:.0%} of linear"
     if is_alone:
@@ -450,8 +461,7 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
         enough -= 1
     if enough == len(values):
         return f"{text}."
-    after = place.format(values[enough].removesuffix("G") if x != "workers" else values[enough]).split(" ", 1)[1]
-    return f"{text}; from {after} on no policy saves more than a percent of the time of {plain[where].policy}."
+    return f"{text}; from {here[values[enough]]} on no policy saves more than a percent of the time of {plain[where].policy}."
 
 
 def _answer_target(outcomes: Sequence[Outcome], x: str, target: float) -> str:
@@ -495,6 +505,9 @@ def _answer_needed(answers: Sequence[tuple[str, float, Needed]], target: float) 
 def _answer_grid(grid: Sequence[tuple[int, int, Outcome]]) -> str:
     size, limit, best = min(grid, key=lambda each: each[2].iteration_ns)
     worst = max(outcome.iteration_ns for _, _, outcome in grid)
+    if worst - best.iteration_ns <= SAME * best.iteration_ns:
+        took = " to ".join(dict.fromkeys((format_ns(best.iteration_ns), format_ns(worst))))
+        return f"Partition and credit make no difference of more than a percent: an iteration takes {took}."
     return (
         f"The best partition is {format_bytes(size)} with a credit of {format_bytes(limit)}: "
         f"{format_ns(best.iteration_ns)} an iteration, where the worst takes {format_ns(worst)}."

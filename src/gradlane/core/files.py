@@ -146,6 +146,8 @@ _FORMS = (
     (re.compile(r"Object missing required field `(.*)`"), r"got an object without {0!r}, expected one with it"),
     (re.compile(r"Object contains unknown field `(.*)`"), r"got the unknown field {0!r}, expected none"),
     (re.compile(r"Expected `(.*)`, got `(.*)`"), r"got a value of type {1}, expected {0}"),
+    (re.compile(r"Invalid enum value (.*)"), r"got {0}, expected a value that gradlane knows there"),
+    (re.compile(r"(?:Integer value|Number) out of range"), r"got a number of more than 64 bits, expected a smaller one"),
 )
 
 

@@ -138,7 +138,8 @@ class Computing:
             given = {"--device": self.device, "--batch": self.batch, "--compute-dtype": self.compute_dtype, "--mfu": self.mfu}
             options = [option for option, value in given.items() if value is not None]
             if options:
-                raise InputError(f"{', '.join(options)}: got them with the file {text}, expected a name of the zoo")
+                got = "it" if len(options) == 1 else "them"
+                raise InputError(f"{', '.join(options)}: got {got} with the file {text}, expected a name of the zoo")
             return files.read(path, Profile)
         if path.suffix == ".json" or "/" in text:
             raise InputError(
