@@ -17,7 +17,7 @@ from msgspec import structs
 
 from gradlane.cli import main
 from gradlane.core import files
-from gradlane.core.plan import Plan
+from gradlane.core.plan import Ownership, Plan
 from gradlane.core.profile import Profile
 from tests.commands import ROOT
 
@@ -41,6 +41,7 @@ def make_folder(folder: Path) -> None:
     files.write(folder / "zero.json", profile.stretched(0))
     plan = files.read(GOLDEN / "plan.json", Plan)
     files.write(folder / "twice.json", structs.replace(plan, messages=(*plan.messages, plan.messages[-1]), sequence=None))
+    files.write(folder / "owned.json", structs.replace(plan, owners=Ownership((0, 9)), sequence=None))
     (folder / "folder").mkdir()
     (folder / "wrong.json").write_text("{}")
     for name in ("empty.json", "train.py"):

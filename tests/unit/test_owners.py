@@ -229,7 +229,7 @@ def test_over_servers_norms_wait_for_all_sums_of_their_owners_and_second_phases_
         received = [{span.subject: span.end_ns for span in each.of("receive") if span.iteration == 0} for each in timelines]
         norms_ns = max(ends[1] for ends in received) + 2 * (1000 + 3 * 8)  # a sum that comes in one phase comes last
         assert [ends[0] for ends in received] == [norms_ns + 1000 + 4000] * len(received)
-        with pytest.raises(PlanError, match="rank 1 owns tensors, expected one of 1 ranks"):
+        with pytest.raises(PlanError, match="got rank 1 as an owner, expected one of 1 ranks"):
             simulate_servers(plan, profile, Cluster.homogeneous(1, 1, 10**9, colocated=True))
 
 

@@ -11,7 +11,7 @@ import pytest
 from gradlane import zoo
 from gradlane.core import files
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
-from gradlane.core.network import CostSegment, Network
+from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.units import format_ns
@@ -291,6 +291,15 @@ def test_one_worker_computes_and_sends_nothing(tmp_path):
         assert found["bound_ns"] == found["oracle_ns"]
         assert {(row["iteration_ns"], row["hidden"]) for row in found["policies"]} == {(found["oracle_ns"], None)}
         assert "nothing to schedule: one worker sends nothing" in invoke("plan", *words)
+
+
+def test_a_network_that_cuts_a_step_into_millions_of_chunks_is_refused(tmp_path):
+    path = tmp_path / "network.json"
+    network = Network.line(4, 50_000, 10**9)
+    files.write(path, msgspec.structs.replace(network, sharing=Sharing(max_in_flight=4, chunk_bytes=1)))
+    text = invoke("plan", "resnet50", str(path), code=2)
+    assert "sharing.turn_bytes: got 1, expected a network that sends the " in text
+    assert "messages of a step in at most 500000 chunks, not 102228128" in text
 
 
 def test_each_number_of_whatif_faster_is_of_the_policy_that_it_names():

@@ -29,7 +29,7 @@ from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
-from gradlane.core.backends import ALGORITHMS, BackendName, refuse_what_cannot_be_done
+from gradlane.core.backends import ALGORITHMS, BackendName, refuse_owners_beyond, refuse_what_cannot_be_done
 from gradlane.core.launch_options import LAUNCH_VARIABLE, STALL_TIMEOUT_S, LaunchOptions, need_stall_timeout
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
@@ -170,7 +170,7 @@ def launch(arguments: Sequence[str]) -> int:
     if _becomes_rank(given):
         _refuse_for_a_rank(given)
     options = _options(given)
-    _check_carrier(options)
+    _check_carrier(options, _most_ranks(given))
     _check_host(given)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
@@ -278,6 +278,13 @@ def _check_processes(given: argparse.Namespace) -> None:
             raise InputError(f"{option}: got {text!r}, expected a number, 1 or more, or {expected}")
     ranks = int(given.nproc_per_node) if given.nproc_per_node.isdigit() else 1
     need_memory("--nproc", ranks + (given.servers or 0))
+
+
+def _most_ranks(given: argparse.Namespace) -> int | None:
+    """How many ranks the job may have at most; None if that is not known here."""
+    if _becomes_rank(given) or not given.nproc_per_node.isdigit():
+        return None
+    return int(given.nproc_per_node) * int(given.nnodes.rpartition(":")[2])
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -440,7 +447,7 @@ def _setting(given: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
     return setting.name, {**setting.knobs, **knobs}
 
 
-def _check_carrier(options: LaunchOptions) -> None:
+def _check_carrier(options: LaunchOptions, ranks: int | None) -> None:
     """Refuse what no script can make right. Without --backend, a script that attaches may still ask for servers."""
     from gradlane.live.startup.options import CarrierOptions
 
@@ -459,6 +466,8 @@ def _check_carrier(options: LaunchOptions) -> None:
         plan = files.read(options.plan, Plan)
         if backend is not None:
             refuse_what_cannot_be_done(plan, backend, external)
+        if ranks is not None:
+            refuse_owners_beyond(plan, ranks)
     elif options.policy is not None and backend is not None:
         carried = (AUTO, *catalog.names(backend, external))
         if options.policy not in carried and not catalog.is_own(options.policy):

@@ -83,4 +83,4 @@ def refuse_what_cannot_be_done(plan: Plan, backend: BackendName, external: bool 
 def refuse_owners_beyond(plan: Plan, ranks: int) -> None:
     """Raise `PlanError` unless all owners of the plan's tensors are among so many ranks."""
     if plan.owners is not UNSET and max(plan.owners.ranks) >= ranks:
-        raise PlanError(f"plan {plan.policy}: rank {max(plan.owners.ranks)} owns tensors, expected one of {ranks} ranks")
+        raise PlanError(f"plan {plan.policy}: got rank {max(plan.owners.ranks)} as an owner, expected one of {ranks} ranks")
