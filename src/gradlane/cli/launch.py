@@ -189,7 +189,7 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, run: A
     """Launch, and write the report of what the ranks of this node left."""
     with scratch_folder() as scratch:
         folder = options.timeline or scratch
-        exit_code = _start(given, msgspec.structs.replace(options, timeline=folder, profile=folder), run)
+        exit_code = _start(given, msgspec.structs.replace(options, timeline=folder), run)
         if not left_something(Path(folder)):
             click.echo(
                 "gradlane: no report was written: no rank of this node attached gradlane and ended its session", err=True

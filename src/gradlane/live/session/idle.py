@@ -86,9 +86,9 @@ class IdleSession:
         self._has_none("network")
 
     @property
-    def place(self) -> Place:
-        """Raises `JobError`: there is none."""
-        self._has_none("place")
+    def places(self) -> tuple[Place, ...]:
+        """Raises `JobError`: there are none."""
+        self._has_none("places")
 
     def profile(self) -> Profile:
         """Raises `JobError`: there is none."""

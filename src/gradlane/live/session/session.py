@@ -169,9 +169,10 @@ class Session:
         return self._parts.planner.network
 
     @property
-    def place(self) -> Place:
-        """That network, with what carries messages there now."""
-        return self._parts.planner.place
+    def places(self) -> tuple[Place, ...]:
+        """That network with what carries messages there now, and then those of other backends that plans may be tried over."""
+        planner = self._parts.planner
+        return planner.place, *(place for place in planner.places if place.backend != planner.place.backend)
 
     @property
     def failed(self) -> bool:

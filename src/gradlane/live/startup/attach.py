@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -487,8 +488,16 @@ def _leave_files(folders: FolderOptions, rank: int, session: Session) -> None:
     if folders.timeline is not None:
         files.leave(folders.timeline / f"timeline-rank{rank}.json", session.timeline())
         files.leave(folders.timeline / f"plan-rank{rank}.json", session.plan)
-    # a short job, or one that was given a plan, has measured none
-    if rank == 0 and session.has_profile:
-        for folder in {each for each in (folders.timeline, folders.profile) if each is not None}:
-            files.leave(folder / "profile.json", session.profile())
-            files.leave(folder / "network.json", where(session.place))
+    if rank != 0 or not session.has_profile:  # a short job, or one that was given a plan, has measured none
+        return
+    places = session.places
+    if folders.timeline is not None:
+        _leave_measured(folders.timeline, session.profile(), places[0])
+    if folders.profile is not None:  # to plan with, whatever carries messages at the end of this job
+        all_reduce = (place for place in places if place.backend == "all-reduce")
+        _leave_measured(folders.profile, session.profile(), next(all_reduce, places[0]))
+
+
+def _leave_measured(folder: Path, profile: Profile, place: Place) -> None:
+    files.leave(folder / "profile.json", profile)
+    files.leave(folder / "network.json", where(place))

@@ -176,8 +176,9 @@ class SteppingOptions(msgspec.Struct, frozen=True):
 
 
 class FolderOptions(msgspec.Struct, frozen=True):
-    """Folders to which each rank writes its timeline, and rank 0 the profile, when a session
-    closes; None for none.
+    """Folders to which each rank writes its timeline, and rank 0 the profile, when a session closes; None for none.
+
+    Beside the profile is the network: with a timeline where the last plan ran, else that of an all-reduce, if there is one.
     """
 
     timeline: Path | None = None
