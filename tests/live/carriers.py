@@ -17,8 +17,11 @@ import torch.distributed as dist
 from msgspec import UNSET
 
 import gradlane
+from gradlane.core import files
 from gradlane.errors import JobError
 from gradlane.live.backends.carriers import Carriers
+from gradlane.live.startup.attach import _leave_files
+from gradlane.live.startup.options import FolderOptions
 from gradlane.transport import Node
 from tests.live.auto import AtRandom, put
 from tests.live.cases import bits_of, differences
@@ -104,6 +107,22 @@ def named(rank: int, world: int, backend: Any) -> tuple[str, str]:
         for _ in range(8):
             step(model, model.batch, optimizer, generator)
         return type(session._parts.backend).__name__, str(session.plan.backend)
+
+
+def networks_left(rank: int, world: int, folder: str) -> tuple[str, str]:
+    """The kinds of networks that a session leaves while servers carry its plan: with its timeline, and with its profile."""
+    model, optimizer, generator = parts(rank)
+    folders = FolderOptions(Path(folder, f"timeline-{rank}"), Path(folder, f"profile-{rank}"))
+    with gradlane.attach(model, optimizer, timeout=20, profile_iterations=1) as session:
+        put(session, turns := AtRandom(rank, ("mercury",), 10**6))
+        turns.settled = True
+        for _ in range(200):
+            step(model, model.batch, optimizer, generator)
+            if session.plan.backend == "server":
+                break
+        _leave_files(folders, 0, session)
+        left = [files.read_where(each / "network.json") for each in (folders.timeline, folders.profile) if each is not None]
+    return type(left[0]).__name__, type(left[1]).__name__
 
 
 def the_idle_node_fails(rank: int, world: int) -> tuple[str, list[str], float]:

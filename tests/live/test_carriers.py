@@ -22,7 +22,7 @@ def test_where_the_own_ports_cannot_be_reached_one_line_says_so_and_all_reduce_c
         assert each["more_sockets"] <= 0
     (line,) = [line for line in found[0]["lines"] if "ports" in line]
     assert line.startswith("gradlane: all-reduce carries all messages, since gradlane's own ports cannot be reached: rank ")
-    named = f"server {1 - lost} at {found[lost]['dialled']}"
+    named = f"rank {1 - lost} at {found[lost]['dialled']}"
     if silently:  # either may give up first
         assert f"rank {lost}: transport: no connection with {named}" in line or f"no connection with rank {lost} within" in line
         assert " 127.0.0.1:" in line
@@ -35,6 +35,10 @@ def test_where_the_own_ports_cannot_be_reached_one_line_says_so_and_all_reduce_c
 def test_whoever_names_a_backend_gets_it(two_ranks, backend, carrier):
     for found in two_ranks.run("tests.live.carriers:named", backend=backend):
         assert found == (carrier, "UNSET")
+
+
+def test_a_timeline_leaves_the_network_of_its_plan_and_a_profile_that_of_an_all_reduce(two_ranks, tmp_path):
+    assert two_ranks.run("tests.live.carriers:networks_left", folder=str(tmp_path)) == [("Cluster", "Network")] * 2
 
 
 @pytest.mark.parametrize(
