@@ -382,14 +382,12 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         reports.show_refusals(console(), refusals)
     if question.is_drawn:
         scale = 1e9 if x == "bits_per_second" else 1
-        numbered = () if x == "change" else names
         lines: dict[str, list[tuple[float, float]]] = {}
-        for hosts, of_hosts in reports.by_devices(outcomes).items() if numbered else ():
-            for name in numbered:
-                lines[name + hosts] = [
-                    (int(o.case.labels[x]) / scale, 100 * o.efficiency) for o in of_hosts if o.policy == name
-                ]
-            bounds = {int(o.case.labels[x]) / scale: 100 * o.oracle_ns / o.bound_ns for o in of_hosts}
+        for hosts, of_hosts in () if x == "change" else reports.by_devices(outcomes).items():
+            placed = [(int(o.case.labels[x]) / scale, o) for o in of_hosts]
+            for name in names:
+                lines[name + hosts] = [(at, 100 * o.efficiency) for at, o in placed if o.policy == name]
+            bounds = {at: 100 * o.oracle_ns / o.bound_ns for at, o in placed}
             lines[NO_MORE + hosts] = list(bounds.items())
         rows = [[_HEADS[x](o.case), o.policy, format_ns(o.iteration_ns), f"{o.efficiency:.1%}"] for o in outcomes]
         axis = "Gbit/s" if x == "bits_per_second" else x

@@ -216,16 +216,15 @@ def read_place(
         raise InputError("--crossings: got it without a ring through all devices, expected --flat, and no --servers")
     if flat and servers is None and algorithm not in (None, RING):
         raise InputError(f"--flat: got it with --algorithm {algorithm}, expected ring, or no --flat")
-    for option, value in (("--bus", bus), ("--bus-startup", bus_startup)):
-        if flat and servers is not None and value is not None:
-            raise InputError(f"{option}: got it with --flat and --servers, where nothing is summed over the bus; expected none")
-    given = {"--bus": bus, "--bus-startup": bus_startup, "--flat": flat or None}
+    of_bus = "--bus" if bus is not None else "--bus-startup" if bus_startup is not None else None
+    if of_bus is not None and flat and servers is not None:
+        raise InputError(f"{of_bus}: got it with --flat and --servers, where nothing is summed over the bus; expected none")
     spec = BUSES.get(bus or BUS)
     return Place(
         algorithm, None if startup is None else parse_time("--startup", startup, MOST_STARTUP_NS), servers, colocated,
         _read_bus(bus or BUS, bus_startup),
         spec is not None and spec.nvlink, spec is not None and spec.nvswitch_sums, flat, crossings or 1,
-        next((option for option, value in given.items() if value is not None), None),
+        of_bus or ("--flat" if flat else None),
         has_nccl,
     )  # fmt: skip
 
@@ -273,7 +272,7 @@ def cases(
     """
     if where.of_hosts is not None and all(each.devices == 1 for each in workers):
         raise InputError(f"{where.of_hosts}: got it with one device a host, expected several, as in --workers 16x8")
-    if where.of_hosts in ("--bus", "--bus-startup") and where.flat and all(each.devices == where.crossings for each in workers):
+    if where.flat and where.of_hosts != "--flat" and all(each.devices == where.crossings for each in workers):
         raise InputError(
             f"{where.of_hosts}: got it with --crossings {where.crossings}, as many as a host has devices, expected none: "
             "nothing is sent within hosts"

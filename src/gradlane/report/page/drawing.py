@@ -56,14 +56,14 @@ def _common(timelines: Sequence[Timeline]) -> set[int]:
 
 
 def _whole_steps(timeline: Timeline) -> list[Span]:
-    """The steps but those in which the run did something else, such as another arm's turn."""
+    """The steps without a pause, in which the run did something else: another arm's turn, say."""
     steps = timeline.of("step")
     usual_ns = median(span.end_ns - span.start_ns for span in steps) if steps else 0
     return [span for span in steps if span.end_ns - span.start_ns <= _UNUSUAL * usual_ns]
 
 
 def _usual_steps(timeline: Timeline) -> list[Span]:
-    """The whole steps but those that follow on one that is not: their sums came in the pause."""
+    """The whole steps that do not follow a pause: behind one, a step has its sums already."""
     whole = _whole_steps(timeline)
     pauses = {span.iteration for span in timeline.of("step")}.difference(span.iteration for span in whole)
     return [span for span in whole if span.iteration - 1 not in pauses]
@@ -214,9 +214,10 @@ def parts_of(timeline: Timeline, plan: Plan, profile: Profile, iterations: Colle
     Returns:
         The mean of these steps; None if there is none.
     """
-    steps = [span for span in timeline.of("step") if iterations is None or span.iteration in iterations]
     if iterations is None:
         steps = _usual_steps(timeline)
+    else:
+        steps = [span for span in timeline.of("step") if span.iteration in iterations]
     if not steps:
         return None
     # by the time at which they happened: what an iteration left for the next one's forward pass
