@@ -34,6 +34,7 @@ CLIPPING = (
     "and read", "by a factor that changes", "scaled alone", "by value", "limited in other forms", "limited by tensors",
     "without NaN", "the norm of what was scaled", "norms that are kept", "in other forms", "by what torch refuses",
 )  # fmt: skip
+BY_OWNERS = ("by torch", "in two calls", "of order infinity", "by hand", "in some steps", "some parameters", "and read")
 FAMILIES = (
     "compiled", "faults", "graphs", "side streams", "equality", "amp", "optimizers", "verify", "synchronisations", "loops",
     "clipping", "default device", "workers",
@@ -101,6 +102,8 @@ def checks(setup: Setup, loops: Sequence[str] = LOOPS) -> Iterator[Check]:
             yield check("optimizers", optimizer, "optimizer", carrier, arguments={"which": optimizer})
         yield check("verify", "verify passes", "verify_passes", carrier)
         yield check("verify", "planted difference found", "planted_difference", carrier, apart=True)
+        for way in BY_OWNERS:
+            yield check("clipping", f"{way}, owners", "clipping", carrier, arguments={"way": way, "policy": "owners"})
         for way in CLIPPING:
             yield check("clipping", way, "clipping", carrier, arguments={"way": way})
     yield check("compiled", "compiled as a whole, and wrapped", "compiled_whole", "all-reduce", limit_s=80.0)

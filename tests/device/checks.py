@@ -289,9 +289,9 @@ def _bytescheduler() -> Any:
 # -- clipping ----------------------------------------------------------------------------------------------
 
 
-def clipping(here: Here, way: str, verify: bool = False) -> str:
+def clipping(here: Here, way: str, verify: bool = False, policy: str | None = None) -> str:
     """Gradients are clipped, scaled or read before each step."""
-    policy = "mercury" if here.backend == "server" else "bytescheduler"
+    policy = policy or ("mercury" if here.backend == "server" else "bytescheduler")
     differs, deferred = clipped.beside_ddp(
         here.rank, here.world, way, policy, verify, device=here.device, backend=here.backend
     )  # fmt: skip

@@ -5,6 +5,7 @@ Sums are held back until somebody waits for them (`held_network`), so that what 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -17,11 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 import gradlane
-from gradlane.live.backends.norms import Norms
+from gradlane.live.backends.all_reduce_sums import SumsInStream
+from gradlane.live.backends.norms import NormsExchange
+from gradlane.live.backends.staging import Staging
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, Mlp
 from tests.live.networks import counting_deferred_updates
 from tests.live.programs.held import held_network
+from tests.live.streams import streams_on_the_host
 
 STEPS = 9
 Params = Sequence[nn.Parameter]
@@ -271,6 +275,29 @@ def beside_ddp(
     return differences(reference, found), sum(deferred)
 
 
+def beside_ddp_with_streams(
+    rank: int, world: int, late: bool, orders: bool, fault: str = "none", **case: Any
+) -> tuple[list[str], int]:
+    """As `beside_ddp`, with the CPU taken for a device with streams, and one of the waits left out."""
+    with FAULTS[fault](), streams_on_the_host(late, orders):
+        return beside_ddp(rank, world, **case)
+
+
+def _tells_at_once(really: Any) -> Any:
+    def run_above(staging: Staging, tensors: Sequence[int], work: Callable[[], object], then: Callable[[None], None]) -> None:
+        really(staging, tensors, work, lambda error: None)
+        then(None)
+
+    return run_above
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "none": contextlib.nullcontext,
+    "the script's stream does not wait for norms": lambda: patch.object(SumsInStream, "join_norms", lambda sums: None),
+    "the host does not wait for norms": lambda: patch.object(Staging, "run_above", _tells_at_once(Staging.run_above)),
+}
+
+
 def crosses_though_sums_come_in_time(rank: int, world: int, way: str) -> bool:
     """Whether updates may still be deferred after steps whose sums have all come between the script's use and its step."""
     model = Mlp()
@@ -342,18 +369,18 @@ def one_dies_before_its_norms(rank: int, world: int, culprit: int, backend: str)
     """On each other rank: the error that ends the job, and that the norms had not come: the culprit is killed where it would
     send its own.
     """
-    exchange = Norms._exchange
+    compute = NormsExchange._compute
 
-    def dies(norms: Norms, then: Any) -> None:
+    def dies(exchange: NormsExchange, then: Any) -> None:
         if rank == culprit and session._parts.driver.iteration == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        exchange(norms, then)
+        compute(exchange, then)
 
     torch.manual_seed(7)
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     session = _attach(world, model, optimizer, backend=backend, timeout=60)
-    with patch.object(Norms, "_exchange", dies):
+    with patch.object(NormsExchange, "_compute", dies):
         try:
             _trained(model, model, optimizer, _by_torch, rank)
         except gradlane.errors.JobError as error:

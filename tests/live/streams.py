@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.staging import Staging
 from gradlane.live.comm.driver import Driver
 from gradlane.testing.streams import CheckedStreams
@@ -20,7 +21,7 @@ def streams_on_the_host(late: bool, orders: bool = False) -> Iterator[CheckedStr
     sum is copied up.
     """
     streams = CheckedStreams(late, orders)
-    ready, bring_up = Driver._ready, Staging.bring_up
+    ready, copy_up, prepare = Driver._ready, Staging._copy_up, AllReduceBackend.prepare
 
     def handed_over(driver: Driver, tensors: Sequence[int]) -> None:
         if driver._staging is not None:
@@ -31,12 +32,17 @@ def streams_on_the_host(late: bool, orders: bool = False) -> Iterator[CheckedStr
         for tensor in tensors:
             if tensor not in staging._returned:
                 streams.host_accesses(staging.mirror.range_of(tensor, tensor), writes=True)
-        bring_up(staging, tensors)
+        copy_up(staging, tensors)
+
+    def watched(backend: AllReduceBackend, *args: Any) -> Any:
+        with streams.on(streams.scripts()):  # a thread that ends with the call
+            return prepare(backend, *args)
 
     patches: list[Any] = [
         patch("gradlane.live.startup.attach.streams_of", lambda device: streams),
         patch.object(Driver, "_ready", handed_over),
-        patch.object(Staging, "bring_up", summed),
+        patch.object(Staging, "_copy_up", summed),
+        patch.object(AllReduceBackend, "prepare", watched),
     ]
     with contextlib.ExitStack() as stack:
         for each in patches:

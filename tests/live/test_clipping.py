@@ -23,6 +23,35 @@ def test_norms_and_parameters_have_the_bits_of_ddp_and_updates_are_deferred_unle
         assert (deferred > 0) == (way not in READS_SUMS)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["early streams", "late streams"])
+@pytest.mark.parametrize(("backend", "orders"), [("server", False), ("all-reduce", False), ("all-reduce", True)])
+@pytest.mark.parametrize("way", WAYS)
+def test_norms_of_a_device_have_the_bits_of_ddp_too(two_ranks, way, backend, orders, late):
+    case = {"way": way, "backend": backend, "orders": orders, "late": late}
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp_with_streams", **case):
+        assert differs == []
+        assert deferred or not late or way in READS_SUMS  # a read of a sum that is queued on a device does not wait for it
+
+
+@pytest.mark.parametrize(
+    ("fault", "backend", "orders"),
+    [
+        ("the script's stream does not wait for norms", "all-reduce", True),
+        ("the host does not wait for norms", "all-reduce", False),
+        ("the host does not wait for norms", "server", False),
+    ],
+)
+def test_norms_of_a_device_that_nobody_waits_for_are_found(two_ranks, fault, backend, orders):
+    case = {"way": "by torch", "backend": backend, "orders": orders, "late": True, "fault": fault}
+    for ok, answer in two_ranks.try_run("tests.live.clipping:beside_ddp_with_streams", **case):
+        if orders:
+            assert not ok
+            assert "uses of memory are not ordered" in answer[1]
+        else:  # the host takes what is in its memory for norms
+            assert ok
+            assert any(name.startswith("seen in step") for name in answer[0])
+
+
 @pytest.mark.parametrize("when", ["before backward", "before clipping"])
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 def test_norms_have_the_bits_that_the_script_would_compute_with_as_many_threads(two_ranks, backend, when):

@@ -117,7 +117,7 @@ def test_what_knows_no_owners_refuses_them():
     assert why_not(plan, "all-reduce") is None
     assert why_not(plan, "server") is None
     assert "its tensors have owners, which are ranks" in str(why_not(plan, "server", external=True))
-    assert "its tensors have owners, which are ranks" in str(why_not(plan, "all-reduce", in_stream=True))
+    assert why_not(plan, "all-reduce", in_stream=True) is None
     windowed = msgspec.structs.replace(plan, lanes=(Lane(window_bytes=8),))
     assert why_not(windowed, "all-reduce") is None
     assert "would wait for one another for ever" in str(why_not(windowed, "server"))

@@ -53,11 +53,11 @@ def why_not(plan: Plan, backend: BackendName, external: bool = False, in_stream:
             "another for ever if ranks start messages in different orders; expected a plan with one lane, a process group "
             "with Gloo, or backend='server'"
         )
-    if plan.owners is not UNSET and (external or in_stream):
+    if plan.owners is not UNSET and external:
         return (
-            "its tensors have owners, which are ranks with sums in CPU memory; expected a policy without owners here, "
-            "backend='all-reduce' over Gloo, or a server in each rank's process (servers=0, simulated: --servers same "
-            "--colocated)"
+            "its tensors have owners, which are ranks, and servers in processes of their own have the sums; expected a "
+            "policy without owners here, backend='all-reduce', or a server in each rank's process (servers=0, simulated: "
+            "--servers same --colocated)"
         )
     if plan.owners is not UNSET and backend == "server" and plan.has_windows:
         return (

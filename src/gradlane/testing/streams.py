@@ -299,7 +299,9 @@ class CheckedStreams:
         with self.lock:
             self._look_at_freed()
             known = {id(tensor.untyped_storage()) for tensor in itertools.chain(reads, writes, others)}
-            operation = self._operation(effects.name, [*reads, *writes])
+            # what is made like known memory, without a look at it, is where that is
+            like = [each for each in others if id(each.untyped_storage()) in self._memory]
+            operation = self._operation(effects.name, [*reads, *writes] or like)
             for tensor in reads:
                 self._use(tensor, operation, writes=False)
             for tensor in writes:

@@ -47,8 +47,8 @@ class DdpRun(msgspec.Struct, frozen=True):
 
     @property
     def norm(self) -> float | None:
-        """The order of the norms that are all that the script was seen to read of its gradients; None on a device, too."""
-        return 2.0 if self.clips and self.reads_norms_alone and self.device == "cpu" else None
+        """The order of the norms that are all that the script was seen to read of its gradients; None if there is more."""
+        return 2.0 if self.clips and self.reads_norms_alone else None
 
     def to_json(self) -> bytes:
         """For `from_json`."""

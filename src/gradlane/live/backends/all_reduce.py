@@ -21,7 +21,7 @@ from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.backends.all_reduce_sums import FlatSums, HierarchicalSums, SumsInStream
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import Hosts, Stages, hosts_of, levels_of
-from gradlane.live.backends.norms import Norms
+from gradlane.live.backends.norms import Norms, NormsExchange
 from gradlane.live.backends.probe import Probed, measure
 from gradlane.live.backends.probe_levels import BlockingSums, in_turns, time_levels
 from gradlane.live.backends.process_groups import NewGroups, OnEnd, ProcessGroups, all_reduce, is_gloo, unrecorded
@@ -191,13 +191,21 @@ class AllReduceBackend:
             return HierarchicalSums(plan, buffers, self._weight, self._stages, self._hosts)
         if self._streams is not None:
             assert self._stream is not None
-            self._in_stream = SumsInStream(plan, buffers, self._weight, self._streams, self._stream, self._group_of_part)
+            norms = None if plan.owners is UNSET else self._norms_of(plan, buffers)
+            if norms is not None:  # NCCL connects what `OwnedSum` uses, too
+                each = norms.memory.new_zeros(dist.get_world_size(self._groups[0]))
+                dist.all_to_all_single(torch.empty_like(each), each, group=self._groups[0])
+            self._in_stream = SumsInStream(plan, buffers, self._weight, self._streams, self._stream, self._group_of_part, norms)
             return self._in_stream
-        norms = None if plan.owners is UNSET else self._norms_of(plan, buffers)
-        return FlatSums(plan, buffers, self._weight, self._groups, self._group_of_part, norms)
+        exchange = None if plan.owners is UNSET else self._exchange_of(self._norms_of(plan, buffers))
+        return FlatSums(plan, buffers, self._weight, self._groups, self._group_of_part, exchange)
 
     def _norms_of(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> Norms:
-        """The norms of a plan whose tensors have owners (collective)."""
+        group = self._groups[0]
+        return Norms(plan, buffers, dist.get_rank(group), dist.get_world_size(group))
+
+    def _exchange_of(self, norms: Norms) -> NormsExchange:
+        """Exchanges the norms of a plan whose tensors have owners (collective)."""
         if self._group_of_norms is None:
             self._group_of_norms = len(self._groups)
             self._groups.open()
@@ -206,8 +214,7 @@ class AllReduceBackend:
         def begin_sum(norms: torch.Tensor, then: OnEnd) -> None:
             self._groups.when_ended([unrecorded(all_reduce, self._groups[number], [norms])], then)
 
-        group = self._groups[0]
-        return Norms(plan, buffers, dist.get_rank(group), dist.get_world_size(group), begin_sum)
+        return NormsExchange(norms, begin_sum)
 
     def _set_traffic_class(self, group: int, traffic_class: TrafficClass) -> None:
         if self._streams is not None:

@@ -19,7 +19,7 @@ from gradlane.errors import OrderError
 from gradlane.live.backends.base import OnDone, OnSent, Sums
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages
-from gradlane.live.backends.norms import Norms, part_lengths
+from gradlane.live.backends.norms import Norms, NormsExchange, part_lengths
 from gradlane.live.backends.owned_sum import OwnedSum
 from gradlane.live.backends.process_groups import ProcessGroups, UnderWay, all_reduce, unrecorded
 from gradlane.live.backends.streams import Event, Stream, Streams
@@ -94,7 +94,7 @@ class FlatSums(_InOrder):
         plan, buffers, weight: of the messages.
         groups: have the threads that tell.
         group_of_part: for each part of a lane its process group. The backend empties it when it closes.
-        norms: those of the sums; None where tensors have no owners.
+        exchange: of the sums' norms; None where tensors have no owners.
     """
 
     def __init__(
@@ -104,16 +104,17 @@ class FlatSums(_InOrder):
         weight: int,
         groups: ProcessGroups,
         group_of_part: list[Any],
-        norms: Norms | None,
+        exchange: NormsExchange | None,
     ) -> None:
         super().__init__(plan, buffers, weight)
-        self._groups, self._group_of_part, self.norms = groups, group_of_part, norms
+        self._groups, self._group_of_part, self._exchange = groups, group_of_part, exchange
+        self.norms = None if exchange is None else exchange.norms
         two_phase = _two_phase_sums(plan, buffers, group_of_part[0])
         self._first = [self._first_phase(buffer, two_phase.get(message)) for message, buffer in enumerate(buffers)]
         self._second = {message: _second_phase(buffers[message], each) for message, each in two_phase.items()}
         # Second phases start when all first ones have ended. Groups of one lane end messages in no order, so that
         # which of them makes room first is not known. A thread that waits for norms awaits no message.
-        self._tells_at_once = bool(two_phase) or norms is not None or (weight > 1 and plan.has_windows)
+        self._tells_at_once = bool(two_phase) or exchange is not None or (weight > 1 and plan.has_windows)
         self._untold: dict[int, UnderWay] = {}  # messages whose ends are not told by themselves
         self._awaited: set[int] = set()
 
@@ -132,8 +133,8 @@ class FlatSums(_InOrder):
             self.norms.begin()
 
     def start(self, message: int, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
-        if self.norms is not None:
-            on_done = self.norms.once_there(on_done)
+        if self._exchange is not None:
+            on_done = self._exchange.once_there(on_done)
         return self._begin(message, self._first[message], on_done)
 
     def start_second_phase(self, message: int, on_done: OnDone) -> bool:
@@ -204,6 +205,7 @@ class SumsInStream(_InOrder):
         streams: of the device.
         stream: of the device, for sums alone.
         group_of_part: see `FlatSums`.
+        norms: those of the sums; None where tensors have no owners.
     """
 
     def __init__(
@@ -214,9 +216,11 @@ class SumsInStream(_InOrder):
         streams: Streams,
         stream: Stream,
         group_of_part: list[Any],
+        norms: Norms | None,
     ) -> None:
         super().__init__(plan, buffers, weight)
-        self._streams, self._stream, self._group_of_part = streams, stream, group_of_part
+        self._streams, self._stream, self._group_of_part, self.norms = streams, stream, group_of_part, norms
+        self._end_of_norms: Event | None = None
         self._two_phase = _two_phase_sums(plan, buffers, group_of_part[0])
         self._sizes = [buffer.tensor.numel() * buffer.tensor.element_size() for buffer in buffers]
         self._ends: dict[int, Event] = {}
@@ -225,28 +229,35 @@ class SumsInStream(_InOrder):
     def begin(self, expected: list[list[int]]) -> None:
         super().begin(expected)
         self._queued.clear()
+        if self.norms is not None:
+            self.norms.begin()
 
     def so_far(self) -> Event:
         return self._streams.so_far()
 
     def start(self, message: int, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         group = self._group_of_part[self._next_in_order(message)]
-        buffer, two_phase = self._buffers[message], self._two_phase.get(message)
+        buffer, two_phase, norms = self._buffers[message], self._two_phase.get(message), self.norms
+        tells_norms = norms is not None and norms.phase_ended()
 
         def queue() -> None:
             buffer.gather()
-            if two_phase is not None:
+            if two_phase is None:
+                _sum_in_stream(buffer.tensor, group)
+            else:
                 for work in two_phase.scatter(group):
                     work.wait()
                 two_phase.add()
-                return
-            work = dist.all_reduce(buffer.tensor, group=group, async_op=True)
-            assert work is not None
-            work.wait()  # blocks this stream until the sum is there, not the host
-            buffer.scatter()
+            if two_phase is None or norms is not None:  # with owners, what others own comes again in the second phase
+                buffer.scatter()
+            if norms is not None and tells_norms:
+                norms.fill()
+                _sum_in_stream(norms.memory, group)
 
         self._ends[message] = self._stream.run(queue, after=ready)
         self._queued.append(message)
+        if norms is not None and tells_norms:
+            self._end_of_norms, norms.are_there = self._ends[message], True
         return True
 
     def start_second_phase(self, message: int, on_done: OnDone) -> bool:
@@ -265,6 +276,10 @@ class SumsInStream(_InOrder):
 
     def join(self, message: int) -> None:
         self._streams.join(self._ends[message])
+
+    def join_norms(self) -> None:
+        assert self._end_of_norms is not None
+        self._streams.join(self._end_of_norms)
 
     def has_ended(self, message: int) -> bool:
         return self._ends[message].query()
@@ -305,6 +320,12 @@ def _second_phase(buffer: MessageBuffer, two_phase: TwoPhase | OwnedSum) -> _Pha
 
 def _all_reduce(tensor: torch.Tensor, group: Any) -> list[Any]:
     return [unrecorded(all_reduce, group, [tensor], _SUM)]  # `dist.all_reduce` does the same after 13 us of checks
+
+
+def _sum_in_stream(tensor: torch.Tensor, group: Any) -> None:
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work is not None
+    work.wait()  # blocks the current stream until the sum is there, not the host
 
 
 def _in_turn(first: Callable[[], None], then: Callable[[], None]) -> None:

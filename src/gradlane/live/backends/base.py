@@ -141,6 +141,12 @@ class Sums(Protocol):
         """
         return
 
+    def join_norms(self) -> None:
+        """On a device: let the script's own stream go on only when the norms, which have come for the host, are there. The host
+        does not wait.
+        """
+        return
+
     def has_ended(self, message: int) -> bool:
         """Whether the sum of `message`, which has ended for the host, is there; on a device it may
         still be queued.

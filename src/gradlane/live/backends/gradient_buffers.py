@@ -187,7 +187,7 @@ class MessageBuffer:
         self._ranges, self.slots, self.lengths = ranges, slots, lengths
         dtype = dtype or ranges[0].dtype
         self.is_copy = len(ranges) > 1 or ranges[0].dtype != dtype
-        self.tensor = torch.zeros(sum(map(len, ranges)), dtype=dtype, device=ranges[0].device) if self.is_copy else ranges[0]
+        self.tensor = ranges[0].new_zeros(sum(map(len, ranges)), dtype=dtype) if self.is_copy else ranges[0]
         self._copies = list(torch.split(self.tensor, list(map(len, ranges))))
 
     def copied_ranges(self) -> list[CopiedRange]:

@@ -1,9 +1,14 @@
-"""Norms: what owners tell of their sums, while the sums are on their way to the other ranks."""
+"""Norms: what owners tell of their sums, while the sums are on their way to the other ranks.
+
+`Norms` has the numbers of one iteration. `NormsExchange` computes and sums them when the host hears that first phases have
+ended; sums in a device's stream do so in that stream.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +18,10 @@ from gradlane.core.backends import refuse_owners_beyond
 from gradlane.core.plan import Ownership, Plan
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.process_groups import OnEnd
+from gradlane.live.backends.staged_norms import StagedNorms, norms_of
 
 if TYPE_CHECKING:
     from gradlane.live.backends.base import OnDone
-
-NORMS_ARE_OF_THE_CPU = (
-    "owners compute norms in CPU memory, with other kernels than a device has; expected a model on the CPU, or another policy"
-)
 
 
 class Norms:
@@ -29,32 +31,28 @@ class Norms:
     bits of norms that the script would compute. A sum of the ranks' norms brings them to all: only the owner adds another
     number than zero.
 
-    Threads: what `once_there` returns is called on any thread, for one message after another or at once; all else on the
-    training thread.
+    Threads: whoever has the session's lock, or the work of a stream, calls `phase_ended` and `fill`; the training thread calls
+    the rest.
 
     Args:
         plan: whose tensors have owners.
         buffers: the memory of each message.
         rank, world: of this process, and how many there are.
-        begin_sum: begins the sum of a tensor over all ranks, in place, and calls what it is given at its end.
 
     Raises:
         PlanError: an owner is none of the ranks.
 
     Attributes:
-        memory: of what is summed; it stays.
+        memory: of what is summed, beside the sums; it stays.
+        are_there: whether the norms of all ranks have come; in a stream, whether that is queued.
+        owned: the tensors of which this rank is the owner.
+        order: as torch has it.
+        staged: computes norms where the sums are in CPU memory and the gradients on a device; None elsewhere.
         threads: with how many threads of torch's this rank computes norms, those of the training thread at the beginning of
             the iteration: the bits of some orders depend on it.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        buffers: Sequence[MessageBuffer],
-        rank: int,
-        world: int,
-        begin_sum: Callable[[torch.Tensor, OnEnd], None],
-    ) -> None:
+    def __init__(self, plan: Plan, buffers: Sequence[MessageBuffer], rank: int, world: int) -> None:
         owners = owners_of(plan)
         refuse_owners_beyond(plan, world)
         slot_of = {
@@ -63,12 +61,14 @@ class Norms:
             for tensor, slot in zip(message.tensors, buffer.slots, strict=True)
         }
         self.order = owners.norm
-        """As torch has it."""
-        self._slots = [slot_of[tensor] for tensor in range(len(plan.tensors))]
-        self._owned = [(tensor, self._slots[tensor]) for tensor, owner in enumerate(owners.ranks) if owner == rank]
-        self._messages, self._begin_sum = len(plan.messages), begin_sum
-        self._lock = threading.Lock()
-        self.memory = torch.zeros(len(self._slots), dtype=torch.float64, device="cpu")
+        self.owned = [tensor for tensor, owner in enumerate(owners.ranks) if owner == rank]
+        self.staged: StagedNorms | None = None
+        self._dtypes = [slot_of[tensor].dtype for tensor in range(len(plan.tensors))]
+        self._slots = [slot_of[tensor] for tensor in self.owned]
+        self._messages = len(plan.messages)
+        device = buffers[0].tensor.device
+        self.memory = torch.empty(len(plan.tensors), dtype=torch.float64, device=device)
+        self._places = torch.tensor(self.owned, dtype=torch.int64, device=device)
         self.begin()
 
     def begin(self) -> None:
@@ -77,9 +77,40 @@ class Norms:
         self.are_there = False
         self._missing = self._messages
 
+    def phase_ended(self) -> bool:
+        """One more first phase has ended, or is queued in the stream of `fill`. Returns whether it was the last."""
+        self._missing -= 1
+        return not self._missing
+
+    def fill(self, computed: torch.Tensor | None = None) -> None:
+        """Put this rank's norms in the memory, and zeros for the others.
+
+        Args:
+            computed: norms of the owned sums, in order; None: compute them of what is in the slots.
+        """
+        self.memory.zero_()
+        if self.owned:
+            self.memory.index_copy_(0, self._places, norms_of(self._slots, self.order) if computed is None else computed)
+
     def of(self, tensor: int) -> torch.Tensor:
         """The norm of a tensor's sum, of its dtype and without dimensions, in memory of its own. `are_there` must be True."""
-        return self.memory[tensor].to(self._slots[tensor].dtype, copy=True)
+        told = self.memory if self.staged is None else self.staged.told
+        return told[tensor].to(self._dtypes[tensor], copy=True)
+
+
+class NormsExchange:
+    """Computes and sums norms for sums whose ends the host hears of.
+
+    Threads: what `once_there` returns is called on any thread, for one message after another or at once.
+
+    Args:
+        norms: to be exchanged.
+        begin_sum: begins the sum of a tensor over all ranks, in place, and calls what it is given at its end.
+    """
+
+    def __init__(self, norms: Norms, begin_sum: Callable[[torch.Tensor, OnEnd], None]) -> None:
+        self.norms, self._begin_sum = norms, begin_sum
+        self._lock = threading.Lock()
 
     def once_there(self, on_done: OnDone) -> OnDone:
         """What to call at the ends of first phases, to tell `on_done` of them; of the last one only when the norms are there.
@@ -88,42 +119,52 @@ class Norms:
         """
 
         def ended(message: int, error: BaseException | None) -> None:
-            if error is not None:
-                on_done(message, error)
-                return
-            try:
-                self._first_phase_ended(lambda error: on_done(message, error))
-            except Exception as raised:  # torch.distributed would drop it
-                on_done(message, raised)
+            if error is None:
+                with self._lock:
+                    is_last = self.norms.phase_ended()
+                if is_last:
+                    self._compute(partial(on_done, message))
+                    return
+            on_done(message, error)
 
         return ended
 
-    def _first_phase_ended(self, then: OnEnd) -> None:
-        """The first phase of one more message has ended, and its owned sums are in their slots.
+    def _compute(self, then: OnEnd) -> None:
+        """Every owned sum is in its slot.
 
         Args:
-            then: called with None or an error: at once, or after the last message when the norms are there.
+            then: told of the end of the exchange, or of an error.
         """
-        with self._lock:
-            self._missing -= 1
-            is_last = not self._missing
-        if is_last:
-            self._exchange(then)
-        else:
-            then(None)
+        staged = self.norms.staged
+        if staged is not None:
+            staged.compute(partial(self._sum, then))
+            return
+        if torch.get_num_threads() != self.norms.threads:  # each thread has a number of its own, once it has computed anything
+            torch.set_num_threads(self.norms.threads)
+        self._sum(then, None)
 
-    def _exchange(self, then: OnEnd) -> None:
-        self.memory.zero_()
-        if torch.get_num_threads() != self.threads:  # each thread has a number of its own, once it has computed anything
-            torch.set_num_threads(self.threads)
-        for tensor, slot in self._owned:
-            self.memory[tensor] = torch.linalg.vector_norm(slot, self.order)
-
-        def ended(error: BaseException | None) -> None:
-            self.are_there = error is None
+    def _sum(self, then: OnEnd, error: BaseException | None) -> None:
+        """Sum this rank's norms and those of the others."""
+        staged = self.norms.staged
+        try:
+            if error is None:
+                self.norms.fill(None if staged is None else staged.computed)
+                self._begin_sum(self.norms.memory, partial(self._summed, then))
+        except Exception as raised:  # neither torch.distributed nor a thread would tell anybody of it
+            error = raised
+        if error is not None:
             then(error)
 
-        self._begin_sum(self.memory, ended)
+    def _summed(self, then: OnEnd, error: BaseException | None) -> None:
+        staged = self.norms.staged
+        if staged is None or error is not None:
+            self._are_there(then, error)
+        else:
+            staged.bring_up(self.norms.memory, partial(self._are_there, then))
+
+    def _are_there(self, then: OnEnd, error: BaseException | None) -> None:
+        self.norms.are_there = error is None
+        then(error)
 
 
 def owners_of(plan: Plan) -> Ownership:

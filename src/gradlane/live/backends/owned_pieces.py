@@ -17,7 +17,7 @@ import torch
 
 from gradlane.core.plan import Plan, Wire
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
-from gradlane.live.backends.norms import Norms, part_lengths
+from gradlane.live.backends.norms import Norms, NormsExchange, part_lengths
 from gradlane.live.backends.pieces import define
 from gradlane.live.backends.process_groups import OnEnd
 from gradlane.transport import Node
@@ -61,7 +61,8 @@ class OwnedPieces:
         self._node, self._weight, self._most_bytes = node, weight, most_bytes
         assert node.options.rank is not None
         self._rank, self._world = node.options.rank, node.options.world
-        self.norms = Norms(plan, buffers, self._rank, self._world, self._sum_norms)
+        self.norms = Norms(plan, buffers, self._rank, self._world)
+        self._exchange = NormsExchange(self.norms, self._sum_norms)
         self._lock = threading.Lock()
         self._first = [_Phase(buffer) for buffer in buffers]
         self._second = {index: _Phase(buffers[index]) for index in plan.second_phases}
@@ -111,7 +112,7 @@ class OwnedPieces:
         """Begin the first phase of `message`, or its only one."""
         phase = self._first[message]
         phase.buffer.gather()
-        phase.on_done = self.norms.once_there(on_done)
+        phase.on_done = self._exchange.once_there(on_done)
         for tensor in phase.starts:
             self._node.push(tensor)
 

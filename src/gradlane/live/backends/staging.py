@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
 import torch
 
@@ -48,6 +48,7 @@ class Staging:
         self._down, self._up = streams.open(urgent=True), streams.open(urgent=True)
         self._returned: dict[int, Event] = {}  # by tensor: the end of its copy up, in this iteration
         self._last_return: Event | None = None
+        self._lock = Lock()  # guards the two
         self._pinned: dict[tuple[torch.Size, torch.dtype], torch.Tensor] = {}
         self._leaving: _Leaving = SimpleQueue()
         # it refers to the queue alone, so that it ends with an object that nobody has closed
@@ -102,18 +103,45 @@ class Staging:
 
         A sum is copied once an iteration. The host does not wait.
         """
-        missing = sorted(tensor for tensor in tensors if tensor not in self._returned)
-        if missing:
-
-            def work() -> None:
-                for first, last in self._slots.runs(missing):
-                    self._slots.range_of(first, last).copy_(self.mirror.range_of(first, last), non_blocking=True)
-
-            # the slots are free: the copy down, which the host knows to be over, was the last to use them
-            self._last_return = self._up.run(work)
-            self._returned.update(dict.fromkeys(missing, self._last_return))
+        self._copy_up(tensors)
         for event in {id(event): event for event in map(self._returned.__getitem__, tensors)}.values():
             self._streams.join(event)
+
+    def _copy_up(self, tensors: Sequence[int]) -> None:
+        with self._lock:
+            missing = sorted(tensor for tensor in tensors if tensor not in self._returned)
+            if missing:
+
+                def work() -> None:
+                    for first, last in self._slots.runs(missing):
+                        self._slots.range_of(first, last).copy_(self.mirror.range_of(first, last), non_blocking=True)
+
+                # the slots are free: the copy down, which the host knows to be over, was the last to use them
+                self._last_return = self._up.run(work)
+                self._returned.update(dict.fromkeys(missing, self._last_return))
+
+    def run_above(self, tensors: Sequence[int], work: Callable[[], object], then: Then) -> None:
+        """Run `work` on the device once the sums of `tensors`, which are in the mirror, are in their slots; call `then` at its
+        end. Any thread; the thread of `Staging` calls both.
+        """
+
+        def begin(error: BaseException | None) -> None:
+            try:
+                self._copy_up(tensors)
+                self._leaving.put((self._up.run(work), then))
+            except Exception as raised:
+                then(raised)
+
+        self.then(begin)
+
+    def slot(self, tensor: int) -> torch.Tensor:
+        """The slot of `tensor` on the device."""
+        return self._slots.slots[tensor]
+
+    @property
+    def device(self) -> torch.device:
+        """That the slots are on."""
+        return self._slots.slots[0].device
 
     def close(self) -> None:
         """End the thread, after at most 5 s."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from msgspec import UNSET
 
 from gradlane.core.plan import Plan
 from gradlane.core.profile import TensorSpec
@@ -19,8 +18,9 @@ from gradlane.core.records.dispatch_log import Log
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.backends.base import Backend, Sums
 from gradlane.live.backends.gradient_buffers import GradientBuffers
-from gradlane.live.backends.norms import NORMS_ARE_OF_THE_CPU, Norms
+from gradlane.live.backends.norms import Norms
 from gradlane.live.backends.process_groups import ProcessGroups
+from gradlane.live.backends.staged_norms import StagedNorms
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.carrier import Carrier, HostCarrier, NodeCarrier
@@ -99,10 +99,7 @@ class Driver:
 
         Raises:
             JobError: what carries the plan has failed meanwhile; the other ranks are told.
-            UnsupportedError: its tensors have owners, and the model is on a device.
         """
-        if self.streams is not None and plan.owners is not UNSET:
-            raise UnsupportedError(f"plan {plan.policy}: {NORMS_ARE_OF_THE_CPU}")
         # if the tensors are the same, the slots stay: others refer to them, and caches hold them
         if plan.tensors != self._laid_out:
             self.gradient_buffers, self._laid_out = GradientBuffers(params), plan.tensors
@@ -120,6 +117,9 @@ class Driver:
         except JobError as error:  # of this rank alone, maybe
             self.abort(error)
             raise
+        norms = self._sums.norms
+        if norms is not None and self._staging is not None and self.streams is not None:
+            norms.staged = StagedNorms(self._staging, self.streams, norms.owned, norms.order, len(plan.tensors))
         self._communicated_ns = self.communicated_ns
         self._carrier = self._carrier_of(plan, coordinated)
         self.late = self._late_in_stream if self._backend.has_streams else self._carrier.late
@@ -292,16 +292,18 @@ class Driver:
         return self._sums.norms
 
     def wait_for_norms(self, norms: Norms) -> None:
-        """Wait until `norms` are there, or until another thread has begun the next iteration.
+        """Wait until `norms` are there, or until another thread has begun the next iteration. Of sums in a stream, the script's
+        stream waits.
 
         Raises:
             JobError: the job has failed, or they did not come in time.
         """
+        if not norms.are_there:
+            began, iteration = now_ns(), self.iteration
+            self.failures.wait_until(lambda: norms.are_there or self.iteration != iteration, "the norms of gradients")
+            self._has_waited(None, began)
         if norms.are_there:
-            return
-        began, iteration = now_ns(), self.iteration
-        self.failures.wait_until(lambda: norms.are_there or self.iteration != iteration, "the norms of gradients")
-        self._has_waited(None, began)
+            self._sums.join_norms()
 
     def lost(self) -> list[int]:
         """Tensors whose sums were queued on a device and had not ended when the job failed: what used them is wrong."""

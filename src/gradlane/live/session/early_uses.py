@@ -55,9 +55,13 @@ def _by_reads(gradients: Iterable[Any]) -> Iterable[tuple[Reads, list[Tracked]]]
 
 
 def order_of_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
-    """The order of the norm of whole gradients that the call computes; None if it computes another thing."""
+    """The order of the norm of whole gradients that the call computes; None if it computes another thing, or on a device with
+    another kernel than owners do (`norms_of`), whose norm may have other bits.
+    """
     names = _NORMS.get(func)
     if names is None or not 0 < len(args) <= len(names) + 1:
+        return None
+    if func not in _OF_MANY and args[0].device.type != "cpu":
         return None
     given = dict(zip(names, args[1:], strict=False)) | kwargs
     order = given.pop("ord", given.pop("p", 2.0))

@@ -26,7 +26,6 @@ class Measuring:
 
     def __init__(self, driver: Driver, planner: Planner, streams: Streams | None) -> None:
         self._driver, self._planner = driver, planner
-        self._on_device = streams is not None
         self._stopwatch: Stopwatch = HostStopwatch() if streams is None else DeviceStopwatch(streams)
         self._forward_began = self._backward_began = self._step_began = self._stopwatch.now()
         self._step_ended: Any = None  # until the next forward pass that trains
@@ -121,11 +120,9 @@ class Measuring:
 
     @property
     def norms_read(self) -> float | None:
-        """The order of norms of gradients that were read in every iteration; None if other things were too, and on a device,
-        where no owner computes norms.
-        """
+        """The order of norms of gradients that were read in every iteration; None if other things were too."""
         orders = [order for order, iterations in self._reads.items() if self._in_all(iterations)]
-        return orders[0] if len(orders) == 1 and not self._on_device else None
+        return orders[0] if len(orders) == 1 else None
 
     def _in_all(self, iterations: set[int]) -> bool:
         return 0 <= self._driver.iteration < len(iterations)

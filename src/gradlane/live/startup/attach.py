@@ -38,7 +38,6 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.copies import copy_from, wait_for_all
-from gradlane.live.backends.norms import NORMS_ARE_OF_THE_CPU
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups, is_gloo
 from gradlane.live.backends.streams import streams_of
@@ -64,7 +63,6 @@ from gradlane.planning import catalog
 from gradlane.planning.measured import where
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, policy_of
-from gradlane.policies.owners import Owners
 from gradlane.transport import NodeOptions
 
 if TYPE_CHECKING:
@@ -323,8 +321,6 @@ def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOp
             f"weight: got {options.carrier.weight} for sums over NCCL, expected 1: each connection would be a communicator "
             "of its own, and nothing fixes in which order ranks use them"
         )
-    if job.device.type != "cpu" and (chosen.owners is not UNSET if isinstance(chosen, Plan) else chosen.name == Owners.name):
-        raise UnsupportedError(f"the model is on {job.device}: {NORMS_ARE_OF_THE_CPU}")
     if isinstance(chosen, Plan):
         refuse_what_cannot_be_done(chosen, backend, servers > 0, in_stream)
         check_fits(chosen, job.specs)
