@@ -10,6 +10,7 @@ from unittest.mock import patch
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.staging import Staging
 from gradlane.live.comm.driver import Driver
+from gradlane.live.torch_modes import outside_of_modes
 from gradlane.testing.streams import CheckedStreams
 
 
@@ -21,7 +22,7 @@ def streams_on_the_host(late: bool, orders: bool = False) -> Iterator[CheckedStr
     sum is copied up.
     """
     streams = CheckedStreams(late, orders)
-    ready, copy_up, prepare = Driver._ready, Staging._copy_up, AllReduceBackend.prepare
+    ready, queue_up, prepare = Driver._ready, Staging._queue_up, AllReduceBackend.prepare
 
     def handed_over(driver: Driver, tensors: Sequence[int]) -> None:
         if driver._staging is not None:
@@ -29,10 +30,10 @@ def streams_on_the_host(late: bool, orders: bool = False) -> Iterator[CheckedStr
         ready(driver, tensors)
 
     def summed(staging: Staging, tensors: Sequence[int]) -> None:
-        for tensor in tensors:
-            if tensor not in staging._returned:
+        with outside_of_modes():
+            for tensor in tensors:
                 streams.host_accesses(staging.mirror.range_of(tensor, tensor), writes=True)
-        copy_up(staging, tensors)
+        queue_up(staging, tensors)
 
     def watched(backend: AllReduceBackend, *args: Any) -> Any:
         with streams.on(streams.scripts()):  # a thread that ends with the call
@@ -41,7 +42,7 @@ def streams_on_the_host(late: bool, orders: bool = False) -> Iterator[CheckedStr
     patches: list[Any] = [
         patch("gradlane.live.startup.attach.streams_of", lambda device: streams),
         patch.object(Driver, "_ready", handed_over),
-        patch.object(Staging, "_copy_up", summed),
+        patch.object(Staging, "_queue_up", summed),
         patch.object(AllReduceBackend, "prepare", watched),
     ]
     with contextlib.ExitStack() as stack:

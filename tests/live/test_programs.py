@@ -17,12 +17,19 @@ from tests.live.programs.strategies import programs
 
 pytestmark = pytest.mark.matrix
 
-EXAMPLES = 40
+EXAMPLES = {"cpu": 40, "late": 20}
+"""By device; "late" is the CPU, taken for one."""
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
     with Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def device_runner() -> Iterator[Runner]:
+    with Runner("late") as runner:
         yield runner
 
 
@@ -36,11 +43,19 @@ def test_a_program_that_failed_once_is_equal_or_refused(runner, name):
     assert outcome.kind in ("equal", "refused"), f"{outcome.kind} {outcome.about}\n{outcome.trace}"
 
 
-def test_generated_programs_are_equal_or_refused(runner):
+def test_a_transform_of_functorch_meets_no_copy_of_a_device(device_runner):
+    steps = (("backward",), ("backward",), ("zero_grad", "backward", "step", "functorch grad"))
+    outcome = device_runner.run(Program(steps, optimizer="sgd"))
+    assert outcome.kind == "equal", f"{outcome.kind} {outcome.about}\n{outcome.trace}"
+
+
+@pytest.mark.parametrize("device", EXAMPLES)
+def test_generated_programs_are_equal_or_refused(runner, device_runner, device):
     kinds, deferring = [], 0
+    examples = EXAMPLES[device]
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         deadline=None,
         database=None,
         phases=[Phase.generate],  # shrinking is the command's, which knows programs
@@ -49,16 +64,17 @@ def test_generated_programs_are_equal_or_refused(runner):
     @given(programs(WITHOUT))
     def each(program: Program) -> None:
         nonlocal deferring
-        outcome = runner.run(program)
+        outcome = (runner if device == "cpu" else device_runner).run(program)
         kinds.append(outcome.kind)
         deferring += any(outcome.deferred)
         assert not outcome.bad, (
-            f"{outcome.kind} {outcome.about}\n{outcome.trace}python -m tests.live.programs --program '{program.json()}'"
+            f"{outcome.kind} {outcome.about}\n{outcome.trace}"
+            f"python -m tests.live.programs --device {device} --program '{program.json()}'"
         )
 
     each()
-    assert kinds.count("equal") > EXAMPLES / 2  # programs that DDP or gradlane refuses say nothing
-    assert deferring > EXAMPLES / 4
+    assert kinds.count("equal") > examples / 2  # programs that DDP or gradlane refuses say nothing
+    assert deferring > examples / 4
 
 
 def test_programs_are_read_back_from_their_json():

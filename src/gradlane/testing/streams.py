@@ -70,6 +70,7 @@ _NOT_NAMED = (
     *(__file__, happens_before.__file__, operations.__file__),
 )
 _STDLIB = os.path.dirname(os.__file__)
+_AS_IT_IS = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -559,7 +560,8 @@ class CheckedStream:
                     self.timeline.wait_for(clock)
             work, queued.work = queued.work, None
             assert work is not None
-            with streams.on(self, queued.frames):
+            # a device would have run it where it was queued
+            with _AS_IT_IS if self.is_scripts else torch_modes.outside_of_modes(), streams.on(self, queued.frames):
                 work()
                 del work  # frees what it alone has kept, before anybody has waited for its end
         except BaseException as raised:  # whoever waits for it gets it

@@ -20,6 +20,7 @@ import torch
 
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.streams import Event, Streams
+from gradlane.live.torch_modes import outside_of_modes
 
 Then = Callable[[BaseException | None], None]
 """Called once, on the thread of `Staging`, with None or with the error of the copy."""
@@ -92,7 +93,8 @@ class Staging:
         after = [self._streams.so_far()]
         if self._last_return is not None:  # it reads the mirror
             after.append(self._last_return)
-        self._leaving.put((self._down.run(work, after), then))
+        with outside_of_modes():
+            self._leaving.put((self._down.run(work, after), then))
 
     def then(self, call: Then) -> None:
         """Call `call` after the ends of all copies down so far were told."""
@@ -111,14 +113,17 @@ class Staging:
         with self._lock:
             missing = sorted(tensor for tensor in tensors if tensor not in self._returned)
             if missing:
+                self._queue_up(missing)
 
-                def work() -> None:
-                    for first, last in self._slots.runs(missing):
-                        self._slots.range_of(first, last).copy_(self.mirror.range_of(first, last), non_blocking=True)
+    def _queue_up(self, tensors: Sequence[int]) -> None:
+        def work() -> None:
+            for first, last in self._slots.runs(tensors):
+                self._slots.range_of(first, last).copy_(self.mirror.range_of(first, last), non_blocking=True)
 
-                # the slots are free: the copy down, which the host knows to be over, was the last to use them
-                self._last_return = self._up.run(work)
-                self._returned.update(dict.fromkeys(missing, self._last_return))
+        # the slots are free: the copy down, which the host knows to be over, was the last to use them
+        with outside_of_modes():
+            self._last_return = self._up.run(work)
+        self._returned.update(dict.fromkeys(tensors, self._last_return))
 
     def run_above(self, tensors: Sequence[int], work: Callable[[], object], then: Then) -> None:
         """Run `work` on the device once the sums of `tensors`, which are in the mirror, are in their slots; call `then` at its
