@@ -16,6 +16,7 @@ from gradlane.errors import FormatError, InputError
 from gradlane.planning.fit import fit_network
 from gradlane.trace import chakra
 from gradlane.trace.device import LATENCY_US, PAUSE_US, DeviceClock, Intervals, Work
+from gradlane.trace.events import ACCUMULATE
 from gradlane.trace.source import load
 from tests.commands import invoke
 
@@ -45,7 +46,7 @@ def event(name, ts, dur, cat="Operator", tid=1, **args):
 
 
 def gradient(ts, shape):
-    return event(trace.kineto.ACCUMULATE, ts, 2, tid=2, **{"Input Dims": [shape], "Input type": ["float"]})
+    return event(ACCUMULATE, ts, 2, tid=2, **{"Input Dims": [shape], "Input type": ["float"]})
 
 
 def kineto(steps=2):
@@ -126,7 +127,7 @@ class Recording:
         node = {"Sequence number": 5, "Fwd thread id": 1}
         self.op("autograd::engine::evaluate_function: AddmmBackward0", t + 100_100, 20, 2, **node)
         self.work(t + 100_110, t + 102_010, 4_000, tid=2)
-        self.op(trace.kineto.ACCUMULATE, t + 100_130, 10, 2, **{"Input Dims": [[1000, 1000]], "Input type": ["float"]})
+        self.op(ACCUMULATE, t + 100_130, 10, 2, **{"Input Dims": [[1000, 1000]], "Input type": ["float"]})
         self.events.append(event("Optimizer.step#SGD.step", t + 100_200, 20, "user_annotation"))
         self.work(t + 100_205, t + 106_010, 500, "sgd")
         return t
@@ -222,6 +223,89 @@ def test_an_optimizer_that_is_made_of_several_takes_its_time_once(tmp_path):
     assert parts_us(recording.read(tmp_path))[2] == 500
 
 
+def test_what_a_closure_computes_is_no_update(tmp_path):
+    recording = Recording()
+    for number in range(2):
+        t = recording.step(number)
+        step = next(e for e in reversed(recording.events) if e["name"].startswith("Optimizer.step"))
+        step |= {"ts": t + 99_990, "dur": 240}
+    assert parts_us(recording.read(tmp_path)) == (2_010, 4_000, 500, 110_000 - 6_510)
+
+
+def test_without_marks_of_steps_one_ends_with_the_last_of_several_optimizers(tmp_path):
+    recording = Recording()
+    for number in range(3):
+        t = recording.step(number)
+        recording.events.append(event("Optimizer.step#Adam.step", t + 100_230, 20, "user_annotation"))
+        recording.work(t + 100_235, t + 106_510, 700, "adam")
+    marked = recording.read(tmp_path)
+    recording.events = [e for e in recording.events if not e["name"].startswith("ProfilerStep")]
+    assert parts_us(recording.read(tmp_path)) == parts_us(marked) == (2_010, 4_000, 1_200, 110_000 - 7_210)
+
+
+def test_waits_for_sums_of_the_host_are_left_out_where_no_operation_runs(tmp_path):
+    recording = Recording()
+    for number in range(3):
+        t = recording.step(number)
+        recording.events += [event("gloo:all_reduce", t + begin, 3_000, "user_annotation", 3) for begin in (100_135, 101_000)]
+        recording.op("aten::add_", t + 102_000, 100)
+    recording.events = [e for e in recording.events if e["cat"] in ("cpu_op", "user_annotation")]
+    profile = recording.read(tmp_path)
+    # from 5 us behind the last operation of the backward pass to 104 ms, without what runs meanwhile
+    assert "sums were waited for in 3.76 ms of a step, which are left out" in profile.source
+    assert sum(parts_us(profile)) == 110_000 - 3_760
+
+
+def checkpointed(inputs, *inside):
+    """A step with a reentrant checkpoint around operations with parameters of these shapes."""
+
+    def op(name, ts, dur, number, **args):
+        return event(name, ts, dur, "cpu_op", **{"Sequence number": number} | args)
+
+    node = {"Sequence number": 7, "Fwd thread id": 1}
+    return [
+        op("aten::linear", 5, 2, 6),
+        op("CheckpointFunction", 10, 5, 7, **{"Input Dims": [[], *inputs], "Input type": ["Scalar", "float"]}),
+        op("aten::linear", 20, 2, 8),
+        event("autograd::engine::evaluate_function: AddmmBackward0", 100, 5, "cpu_op", **node | {"Sequence number": 8}),
+        event("AddmmBackward0", 101, 3, "cpu_op", **node | {"Sequence number": 8}),
+        gradient(106, [6]),
+        event("autograd::engine::evaluate_function: CheckpointFunctionBackward", 110, 60, "cpu_op", **node),
+        event("CheckpointFunctionBackward", 111, 58, "cpu_op", **node),
+        op("aten::linear", 112, 2, 9),
+        *(gradient(120 + 4 * number, shape) for number, shape in enumerate(inside)),
+        gradient(176, [5]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("inputs", "inside", "left"),
+    [
+        ([[8, 6]], ([6, 6], [8, 6], [6]), [6, 36, 6, 5]),
+        ([[8, 6]], ([6, 6], [6]), [6, 36, 6, 5]),  # of an input that needs no gradient there is none
+        ([[6, 6]], ([6, 6], [6], [6, 6]), [6, 36, 6, 5]),  # whichever of two that are alike
+        ([[8, 6], [8, 6]], ([8, 6], [6], [8, 6]), [6, 6, 5]),
+        ([], ([6, 6],), [6, 36, 5]),
+    ],
+)
+def test_inputs_of_a_reentrant_checkpoint_are_no_parameters(tmp_path, inputs, inside, left):
+    events = [{**e, "tid": 1} for e in checkpointed(inputs, *inside)]
+    profile = trace.read(written(tmp_path, {"traceEvents": events}))
+    assert [spec.size_bytes // 4 for spec in profile.specs] == left
+    count = len(inside) + 2 - len(left)
+    assert (f"{count} inputs of checkpoints are left out" in profile.source) == (count > 0)
+
+
+@pytest.mark.parametrize("between", ["aten::linear", "aten::ones_like"])
+def test_a_step_with_several_backward_passes_is_refused(tmp_path, between):
+    events = [{**e, "tid": 1} for e in checkpointed([])]
+    trace.read(written(tmp_path, {"traceEvents": events}))
+    events.append(event(between, 108.5, 1, "cpu_op"))
+    with pytest.raises(FormatError, match=f"step 0: {between} runs between gradients, so that there are several backward"):
+        trace.read(written(tmp_path, {"traceEvents": events}))
+    trace.read(written(tmp_path, {"traceEvents": [*events[:-1], events[-1] | {"tid": 9}]}))  # on a thread of its own
+
+
 def test_all_kernels_of_one_launch_count(tmp_path):
     recording = Recording()
     for number in range(2):
@@ -245,9 +329,9 @@ def test_parameters_without_a_gradient_are_left_out_with_a_note(tmp_path):
     recording, none = Recording(), {"Input Dims": [[]], "Input type": [""]}
     for number in range(2):
         t = recording.step(number)
-        recording.op(trace.kineto.ACCUMULATE, t + 100_125, 1, 2, **none)
+        recording.op(ACCUMULATE, t + 100_125, 1, 2, **none)
         scalar = {"Input Dims": [[]], "Input type": ["float"]}
-        recording.op(trace.kineto.ACCUMULATE, t + 100_145, 1, 2, **scalar)
+        recording.op(ACCUMULATE, t + 100_145, 1, 2, **scalar)
     profile = recording.read(tmp_path)
     assert [spec.size_bytes for spec in profile.specs] == [4_000_000, 4]
     assert profile.source.endswith("1 parameters without a gradient are left out")
@@ -453,7 +537,7 @@ def chakra_trace(*iterations):
     for shapes in iterations:
         for elements in shapes:
             inputs = {"values": [[1, 2, 0, elements, 4, "cuda:0"]], "shapes": [[elements]], "types": ["Tensor(float)"]}
-            nodes.append({"id": len(nodes) + 1, "name": trace.kineto.ACCUMULATE, "inputs": inputs})
+            nodes.append({"id": len(nodes) + 1, "name": ACCUMULATE, "inputs": inputs})
         nodes.append({"id": len(nodes) + 1, "name": "Optimizer.step#SGD.step", "inputs": {}})
     return {"schema": "1.1.0-chakra.0.0.4", "nodes": nodes}
 
@@ -477,6 +561,17 @@ def test_a_chakra_trace_is_cut_at_the_optimizers_steps_and_in_order_of_number(tm
         trace.read(written(tmp_path, chakra_trace([10, 20], [10])), compute_ns=900)
 
 
+@pytest.mark.parametrize("within", ["ctrl_deps", "parent"])
+def test_an_execution_trace_with_several_backward_passes_in_a_step_is_refused(tmp_path, within):
+    recorded = chakra_trace([10, 20], [10, 20])
+    nodes = [*recorded["nodes"][:2], {"id": 2.5, "name": "aten::ones_like", "inputs": {}}, *recorded["nodes"][2:]]
+    recorded["nodes"] = [node | {"id": number + 1, within: 99} for number, node in enumerate(nodes)]
+    with pytest.raises(FormatError, match="iteration 0: aten::ones_like runs between gradients"):
+        trace.read(written(tmp_path, recorded), compute_ns=900)
+    recorded["nodes"][2][within] = 98  # on another thread, or in a backward operation
+    assert len(trace.read(written(tmp_path, recorded), compute_ns=900).tensors) == 2
+
+
 def old_trace(*iterations):
     """As `chakra_trace`, of schema 1.0.1: shapes and types beside the inputs."""
     recorded = chakra_trace(*iterations)
@@ -498,7 +593,7 @@ def test_an_execution_trace_of_schema_1_0_1_is_read_as_chakras(tmp_path):
 def test_parameters_without_a_gradient_are_left_out_of_execution_traces_too(tmp_path):
     for recorded in (chakra_trace([10, 20], [10, 20]), old_trace([10, 20], [10, 20])):
         for node in recorded["nodes"]:
-            if node["name"] == trace.kineto.ACCUMULATE and "20" in str(node["inputs"]):
+            if node["name"] == ACCUMULATE and "20" in str(node["inputs"]):
                 inputs = node["inputs"] if isinstance(node["inputs"], dict) else node
                 values, shapes, types = (
                     ("values", "shapes", "types") if inputs is not node else ("inputs", "input_shapes", "input_types")
@@ -543,7 +638,7 @@ def test_a_damaged_file_is_refused_or_read_and_nothing_else(format, tmp_path_fac
         ({"traceEvents": []}, "no torch::autograd::AccumulateGrad in it"),
         ({"traceEvents": [gradient(1, [])] * 3 + [event("x", 1, -5)]}, r"dur -5.0.* \(at \$\.traceEvents\[3\]\)"),
         ({"traceEvents": [gradient(1, [1]), event("x", 1e308, 1)]}, r"got ts 1e\+308, .* \(at \$\.traceEvents\[1\]\)"),
-        ({"traceEvents": [event(trace.kineto.ACCUMULATE, 1, 2)]}, "record_shapes=True"),
+        ({"traceEvents": [event(ACCUMULATE, 1, 2)]}, "record_shapes=True"),
         ({"traceEvents": [gradient(1, [10**9, 10**9])]}, "a gradient of shape"),
         ({"traceEvents": [gradient(1, ["9"])]}, "expected a dense tensor of float, double"),
         ({"traceEvents": [event("k", 1, 2, "kernel", correlation=1), gradient(1, [1])]}, "kernels and no launches"),

@@ -18,7 +18,9 @@ import msgspec
 from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_TENSORS, need_int
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
-from gradlane.trace.kineto import ACCUMULATE, MAX_DIMENSIONS, OPTIMIZER_STEP
+from gradlane.trace.events import ACCUMULATE, MARK, OPTIMIZER_STEP
+from gradlane.trace.kineto import MAX_DIMENSIONS
+from gradlane.trace.passes import SEVERAL_PASSES
 from gradlane.trace.source import MAX_SHAPE, named, need_few_objects
 
 _DTYPES = {4: "float32", 8: "float64", 2: "float16"}
@@ -28,9 +30,15 @@ _NO_TENSOR = ("nullptr", "None")  # types of what is given where there is no gra
 class _Node(msgspec.Struct):
     id: int = 0
     name: str = ""
+    ctrl_deps: Any = None  # the id of the node that it is within
+    parent: Any = None  # the same in 1.0.1
     inputs: msgspec.Raw = msgspec.Raw()  # read for gradients alone
     input_shapes: msgspec.Raw = msgspec.Raw()  # 1.0.1 has them beside the inputs, later schemas within
     input_types: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def within(self) -> object:
+        return self.ctrl_deps if self.parent is None else self.parent
 
 
 class _Trace(msgspec.Struct):
@@ -76,15 +84,29 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int, int]
         raise FormatError(f"{name}: not a Chakra trace: {error}") from None
     iterations: list[list[tuple[int, str]]] = [[]]
     without_gradient = 0
+    # the script's threads, and what runs on them between gradients, outside of backward operations
+    scripts = {node.within for node in nodes if node.name.startswith(OPTIMIZER_STEP) and isinstance(node.within, int)}
+    between: _Node | None = None
     for place, node in sorted(enumerate(nodes), key=lambda numbered: numbered[1].id):  # numbered as they begin
         if node.name == ACCUMULATE:
             size = _size(node, f"$.nodes[{place}]", name)
             if size is not None:
+                if between is not None:
+                    raise FormatError(f"{name}: iteration {len(iterations) - 1}: {between.name} {SEVERAL_PASSES}")
                 iterations[-1].append(size)
             elif len(iterations) == 1:
                 without_gradient += 1
         elif node.name.startswith(OPTIMIZER_STEP):
             iterations.append([])
+            between = None
+        elif (
+            iterations[-1]
+            and isinstance(node.within, int)
+            and node.within in scripts
+            and "::" in node.name
+            and not node.name.startswith(MARK)
+        ):
+            between = node
     iterations = [sizes for sizes in iterations if sizes]
     if not iterations:
         raise FormatError(f"{name}: no {ACCUMULATE} nodes with a gradient in it; record a training step")

@@ -55,6 +55,18 @@ class Intervals:
         between = zip(self._ends, self._starts[1:], strict=False)
         return Intervals((end, start) for end, start in between if start - end > longer_than)
 
+    def outside(self, start: float, end: float) -> Iterator[tuple[float, float]]:
+        """Start and end of each part of the time from `start` to `end` that they do not cover."""
+        place = max(0, bisect_right(self._starts, start) - 1)
+        for begun, ended in zip(self._starts[place:], self._ends[place:], strict=True):
+            if begun >= end:
+                break
+            if begun > start:
+                yield start, begun
+            start = max(start, ended)
+        if start < end:
+            yield start, end
+
     def within(self, start: float, end: float) -> float:
         """How much of the time from `start` to `end` they cover; 0 where it ends before it starts."""
         return max(0.0, self._until(end) - self._until(start)) if start < end else 0.0

@@ -5,12 +5,15 @@ then ends, NCCL's not counted; on the CPU, when AccumulateGrad ends. Sequence nu
 backward operation to the forward operation that made it. A parameter's first use is the forward
 operation whose backward ran last before its AccumulateGrad; these operations, outermost ones, are
 the layers. If a trace does not tell (no sequence numbers, reentrant checkpointing), gradients that
-become ready together are a layer, and forward time is divided as backward time is.
+become ready together are a layer, and forward time is divided as backward time is. A reentrant
+checkpoint also accumulates gradients of its inputs, which are no parameters: those have the shapes of
+its forward operation's inputs.
 
 The forward pass begins with the first use of a parameter and ends where backward begins on the host. A part takes its busy time
 and the gaps that its launches explain (`device`). Steps are those of `profiler.step()`; without, each ends with
-`optimizer.step()`. Times are medians over the steps. The profile's uncovered time is the rest of a step, without the waits for
-collectives.
+`optimizer.step()`, of several optimizers with the last one's. What a closure computes within it is no update. Times are
+medians over the steps. The profile's uncovered time is the rest of a step, without the waits for collectives: on the CPU,
+those of Gloo beside which no operation runs.
 """
 
 from __future__ import annotations
@@ -29,17 +32,14 @@ from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
 from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.device import PAUSE_US, DeviceClock, Intervals, Part, Work
+from gradlane.trace.events import ACCUMULATE, KERNELS, MARK, OPTIMIZER_STEP, Event
+from gradlane.trace.passes import inputs_of_checkpoints, need_one_pass
 from gradlane.trace.source import MAX_SHAPE, increasing, named, need_few_objects
 from gradlane.units import format_ns
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
-OPTIMIZER_STEP = "Optimizer.step"
 _DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
-_RUNTIMES = ("Runtime", "_runtime", "_driver")
-_KERNELS = {"Kernel", "kernel"}
 _COPIES = {"Memcpy", "gpu_memcpy", "Memset", "gpu_memset"}
-_OPERATORS = {"Operator", "cpu_op", ""}
-_COLLECTIVES = "nccl"
+_HOSTS_COLLECTIVES = "gloo:"
 _NO_SUMS = ("SendRecv", "AllToAll", "AllGather", "Broadcast")  # in names of collectives that no schedule of gradients moves
 _LOADING = "enumerate(DataLoader)"
 _LEGACY_DEVICES = ("CUDA functions", "XPU functions", "PrivateUse1 functions")
@@ -47,53 +47,8 @@ _ANNOTATIONS_OF_A_DEVICE = "gpu_user_annotation"  # steps a second time, in the 
 MAX_DIMENSIONS = 64
 
 
-class _Args(msgspec.Struct):
-    correlation: int = -1  # joins a launch to its kernel
-    sequence: int = msgspec.field(default=-1, name="Sequence number")  # joins a forward operation to its backward
-    forward_thread: int = msgspec.field(default=0, name="Fwd thread id")  # 0 except in backward
-    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(b'["float"]'), name="Input type")
-
-    @property
-    def has_no_gradient(self) -> bool:
-        """Of AccumulateGrad: whether autograd came to a parameter without a gradient for it."""
-        if len(self.shapes) > 100 or len(self.types) > 100:
-            return False
-        return b"".join(bytes(self.shapes).split()) == b"[[]]" and b"".join(bytes(self.types).split()) == b'[""]'
-
-
-class _Event(msgspec.Struct):
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    tid: int | str | None = None
-    pid: int | str | None = None
-    args: _Args = msgspec.field(default_factory=_Args)
-
-    @property
-    def end(self) -> float:
-        return self.ts + self.dur
-
-    @property
-    def is_work_of_the_host(self) -> bool:
-        """Whether it is an operation or a call of the runtime, and no mark of a step, a module or of waiting."""
-        return self.calls_the_runtime or (self.cat in _OPERATORS and "::" in self.name)
-
-    @property
-    def calls_the_runtime(self) -> bool:
-        """Whether it is a call of a device's runtime or driver, which may launch work."""
-        return self.cat.endswith(_RUNTIMES)
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether it is a kernel of a collective."""
-        return self.cat in _KERNELS and self.name.startswith(_COLLECTIVES)
-
-
 class _Trace(msgspec.Struct):
-    trace_events: list[_Event] = msgspec.field(name="traceEvents")
+    trace_events: list[Event] = msgspec.field(name="traceEvents")
 
 
 class _Uses(NamedTuple):
@@ -116,7 +71,8 @@ class _Step(NamedTuple):
     sizes: list[tuple[int, str] | None]  # None where the trace has no shapes
     uses: _Uses | None
     length_us: float  # of the profiler's mark; 0 without one
-    without_gradient: int  # AccumulateGrad that were given none
+    waiting: Intervals  # when the host may have waited for sums, where it makes them
+    left_out: tuple[int, int]  # AccumulateGrad that were given no gradient, and those of inputs of checkpoints
 
 
 def is_it(head: bytes) -> bool:
@@ -128,15 +84,20 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None = None) ->
     need_few_objects(data, name)
     spans = _spans(data, name)
     clock = _clock(spans)
-    if not clock and any(event.cat in _KERNELS for event in spans):
+    if not clock and any(event.cat in KERNELS for event in spans):
         raise FormatError(f"{name}: kernels and no launches; profile with activities of the CPU too")
+    waiting = _waits_of_the_host(spans)
     steps = []
     for label, length_us, inside in _steps(spans):
         accumulated = [event for event in inside if event.name == ACCUMULATE]
-        gradients = [event for event in accumulated if not event.args.has_no_gradient]
+        given = [event for event in accumulated if not event.args.has_no_gradient]
+        inputs = inputs_of_checkpoints(inside)
+        gradients = [event for event in given if id(event) not in inputs]
         if gradients:
+            need_one_pass(inside, gradients, f"{name}: {label}")
             step = _step(inside, gradients, clock, f"{name}: {label}")
-            steps.append(step._replace(length_us=length_us, without_gradient=len(accumulated) - len(gradients)))
+            left_out = len(accumulated) - len(given), len(given) - len(gradients)
+            steps.append(step._replace(length_us=length_us, waiting=waiting, left_out=left_out))
     if not steps:
         none = "with a gradient " if any(event.name == ACCUMULATE for event in spans) else ""
         raise FormatError(f"{name}: no {ACCUMULATE} {none}in it; profile steps that train, with activities of the CPU too")
@@ -150,12 +111,12 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None = None) ->
     return _profile(name, steps, tensors, clock, ["no kernels in it: times are the host's"] if of_the_host else [])
 
 
-def _spans(data: bytes, name: str) -> list[_Event]:
+def _spans(data: bytes, name: str) -> list[Event]:
     """The events that last, by their start; what contains comes before what it contains."""
     is_array = data.lstrip()[:1] == b"["  # Chrome's format: an object with the events, or the events alone
     try:
         events = (
-            msgspec.json.decode(data, type=list[_Event]) if is_array else msgspec.json.decode(data, type=_Trace).trace_events
+            msgspec.json.decode(data, type=list[Event]) if is_array else msgspec.json.decode(data, type=_Trace).trace_events
         )
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"{name}: not a PyTorch profiler trace: {error}") from None
@@ -173,7 +134,7 @@ def _spans(data: bytes, name: str) -> list[_Event]:
     return spans
 
 
-def _steps(spans: list[_Event]) -> Iterator[tuple[str, float, list[_Event]]]:
+def _steps(spans: list[Event]) -> Iterator[tuple[str, float, list[Event]]]:
     """The name, the length as marked, or 0, and the events of each step."""
     starts = [event.ts for event in spans]
     marks = [event for event in spans if event.name.startswith("ProfilerStep")]
@@ -181,21 +142,46 @@ def _steps(spans: list[_Event]) -> Iterator[tuple[str, float, list[_Event]]]:
         begins = [*(mark.ts for mark in marks), math.inf]
         windows = [(mark.name, mark.dur, mark.ts, min(mark.end, after)) for mark, after in zip(marks, begins[1:], strict=True)]
     else:
-        ends = [event.end for event in spans if event.name.startswith(OPTIMIZER_STEP)] or [math.inf]
+        ends = _ends_of_steps(spans) or [math.inf]
         windows = [(f"step {number}", 0.0, begin, end) for number, (begin, end) in enumerate(pairwise([-math.inf, *ends]))]
     for label, length, begin, end in windows:
         yield label, length, spans[bisect_left(starts, begin) : bisect_left(starts, end)]
 
 
-def _clock(spans: list[_Event]) -> DeviceClock:
+def _ends_of_steps(spans: list[Event]) -> list[float]:
+    """The end of each optimizer's step behind which gradients follow, and of the last one."""
+    ends: list[float] = []
+    has_gradients = True
+    for event in spans:
+        if event.name == ACCUMULATE:
+            has_gradients = True
+        elif event.name.startswith(OPTIMIZER_STEP):
+            if has_gradients or not ends:
+                ends.append(event.end)
+            else:
+                ends[-1] = max(ends[-1], event.end)  # of a further optimizer, or of one within this one
+            has_gradients = False
+    return ends
+
+
+def _waits_of_the_host(spans: Sequence[Event]) -> Intervals:
+    """When the host's own collectives ran and no operation did."""
+    sums = [event for event in spans if event.name.startswith(_HOSTS_COLLECTIVES)]
+    if not sums:
+        return Intervals(())
+    working = Intervals((event.ts, event.end) for event in spans if event.is_work_of_the_host)
+    return Intervals((start, end) for event in sums for start, end in working.outside(event.ts, event.end))
+
+
+def _clock(spans: list[Event]) -> DeviceClock:
     """What the device did; its copies count if they are in line with kernels, not beside them."""
-    kernels = [event for event in spans if event.cat in _KERNELS and event.args.correlation >= 0]
+    kernels = [event for event in spans if event.cat in KERNELS and event.args.correlation >= 0]
     computing = [event for event in kernels if not event.is_collective]
     sums = [event for event in kernels if event.is_collective and not any(what in event.name for what in _NO_SUMS)]
     streams = {event.tid for event in computing}
     copies = [event for event in spans if event.cat in _COPIES and event.args.correlation >= 0 and event.tid in streams]
     wanted = {event.args.correlation for event in (*computing, *copies)}
-    launches: dict[int, _Event] = {}  # by correlation; one may launch a whole graph of work
+    launches: dict[int, Event] = {}  # by correlation; one may launch a whole graph of work
     for event in spans:
         if event.args.correlation in wanted and event.calls_the_runtime:
             launches.setdefault(event.args.correlation, event)
@@ -211,19 +197,20 @@ def _clock(spans: list[_Event]) -> DeviceClock:
     )
 
 
-def _step(inside: list[_Event], gradients: list[_Event], clock: DeviceClock, where: str) -> _Step:
+def _step(inside: list[Event], gradients: list[Event], clock: DeviceClock, where: str) -> _Step:
     thread = gradients[0].tid
-    marks = [event for event in inside if event.name.startswith("autograd::engine::evaluate_function")]
+    marks = [event for event in inside if event.name.startswith(MARK)]
     # older traces do not mark backward operations, but run them in a thread of their own
     backward = marks or [event for event in inside if event.tid == thread and not event.calls_the_runtime]
     begun = min(event.ts for event in (*backward, *gradients))
     ended = max(event.end for event in gradients)
-    # one within another, where an optimizer is made of several
-    optimizer = Intervals((event.ts, event.end) for event in inside if event.name.startswith(OPTIMIZER_STEP))
     sizes = [_size(event, f"{where}, gradient {index}") for index, event in enumerate(gradients)]
     with_gradient = {id(event) for event in gradients}
     uses = _uses([event for event in inside if event.args.sequence >= 0 or id(event) in with_gradient], begun)
     first = uses.starts_us[0] if uses else _first_operation(inside, begun)
+    # one within another, where an optimizer is made of several; a closure computes within a step
+    steps = Intervals((event.ts, event.end) for event in inside if event.name.startswith(OPTIMIZER_STEP))
+    optimizer = Intervals(part for step in steps for part in Intervals(((first, ended),)).outside(*step))
     if not clock:
         pauses = Intervals((event.ts, event.end) for event in inside if event.is_work_of_the_host).gaps(PAUSE_US)
 
@@ -233,7 +220,7 @@ def _step(inside: list[_Event], gradients: list[_Event], clock: DeviceClock, whe
         ready = [passed(begun, event.end) for event in gradients]
         update = sum(end - start for start, end in optimizer)
         uses = uses and uses._replace(starts_us=[passed(first, at) for at in uses.starts_us])
-        return _Step(first, None, passed(first, begun), ready, max(ready), update, sizes, uses, 0.0, 0)
+        return _Step(first, None, passed(first, begun), ready, max(ready), update, sizes, uses, 0.0, Intervals(()), (0, 0))
     forward_part, backward_part = clock.part(first, begun), clock.part(begun, ended)
     if forward_part is None:
         raise FormatError(f"{where}: no kernel was launched before backward begins")
@@ -242,22 +229,24 @@ def _step(inside: list[_Event], gradients: list[_Event], clock: DeviceClock, whe
     update = sum(clock.took_us(part) for part in updates if part is not None)
     uses = uses and uses._replace(starts_us=[clock.offset_us(forward_part, at) for at in uses.starts_us])
     forward = clock.took_us(forward_part)
-    return _Step(forward_part.began_us, forward_part, forward, ready, max(ready), update, sizes, uses, 0.0, 0)
+    return _Step(
+        forward_part.began_us, forward_part, forward, ready, max(ready), update, sizes, uses, 0.0, Intervals(()), (0, 0)
+    )
 
 
-def _first_operation(inside: list[_Event], begun: float) -> float:
+def _first_operation(inside: list[Event], begun: float) -> float:
     """When the first operation after the loading of inputs begins, if no first use is known."""
     loaded = max((event.end for event in inside if event.name.startswith(_LOADING) and event.ts < begun), default=-math.inf)
     operators = (event.ts for event in inside if event.ts >= loaded and event.is_work_of_the_host)
     return min(next(operators, begun), begun)
 
 
-def _uses(events: list[_Event], begun: float) -> _Uses | None:
+def _uses(events: list[Event], begun: float) -> _Uses | None:
     """Each parameter's first use, by the launching thread's time; None if one is unknown."""
-    outermost: dict[int, _Event] = {}  # by sequence number
-    outer: dict[Any, _Event] = {}  # by thread
+    outermost: dict[int, Event] = {}  # by sequence number
+    outer: dict[Any, Event] = {}  # by thread
     last: dict[Any, int] = {}  # thread of backward -> sequence number of its operation that began last
-    firsts: list[_Event] = []
+    firsts: list[Event] = []
     for event in events:
         if event.name == ACCUMULATE:
             use = outermost.get(last.get(event.tid, -1))
@@ -277,7 +266,7 @@ def _uses(events: list[_Event], begun: float) -> _Uses | None:
     return _Uses([use.name for use in order], [use.ts for use in order], [layer_of[id(use)] for use in firsts])
 
 
-def _size(event: _Event, where: str) -> tuple[int, str] | None:
+def _size(event: Event, where: str) -> tuple[int, str] | None:
     if not len(event.args.shapes):
         return None
     if max(len(event.args.shapes), len(event.args.types)) > MAX_SHAPE:
@@ -353,9 +342,10 @@ def _period_ns(steps: list[_Step], clock: DeviceClock) -> tuple[int, int]:
     if not pairs:
         return _median_ns([steps[0].length_us]), 0
     waited = [
-        clock.waited_us(before.part, after.part)
+        before.waiting.within(before.began_us, after.began_us)
+        if before.part is None or after.part is None
+        else clock.waited_us(before.part, after.part)
         for before, after in pairs
-        if before.part is not None and after.part is not None
     ]
     return _median_ns([after.began_us - before.began_us for before, after in pairs]), _median_ns(waited or [0.0])
 
@@ -367,8 +357,11 @@ def _notes(steps: list[_Step], period_ns: int, waited_ns: int, uncovered_ns: int
         yield f"{uncovered_ns / period_ns:.0%} of a step of {format_ns(period_ns)} is uncovered time"
     if waited_ns:
         yield f"sums were waited for in {format_ns(waited_ns)} of a step, which are left out"
-    if left_out := steps[0].without_gradient:
-        yield f"{left_out} parameters without a gradient are left out"
+    without_gradient, inputs = steps[0].left_out
+    if without_gradient:
+        yield f"{without_gradient} parameters without a gradient are left out"
+    if inputs:
+        yield f"{inputs} inputs of checkpoints are left out"
 
 
 def _median_ns(values: Sequence[float]) -> int:
