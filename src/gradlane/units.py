@@ -119,3 +119,8 @@ def format_rate(bytes_per_second: int) -> str:
         if bits >= 0.9995 * scale:  # less would be 1e+03 of the smaller unit
             return f"{bits / scale:.3g} {unit}"
     return f"{bits} bit/s"
+
+
+def format_share(share: float) -> str:
+    """A share as percent, with all of its digits: "99.99%"."""
+    return f"{round(100 * share, 9):.12g}%"

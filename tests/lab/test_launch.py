@@ -152,7 +152,10 @@ def test_the_last_line_names_the_rank_that_failed_and_not_one_that_heard_of_it(t
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ({0: PeerFailed("rank 2 failed", 2), 1: PeerDied("rank 2 is gone", 2)}, "rank 2 was ended by SIGKILL, the first of 3"),
+        (
+            {0: PeerFailed("rank 2 failed", 2), 1: PeerDied("rank 2 is gone", 2)},
+            "rank 2 was ended by SIGKILL, the first of 3 to fail; a process that is killed says nothing",
+        ),
         ({0: PeerDied("rank 2 is gone", 2), 1: ValueError("its own"), 2: ValueError("later")}, "rank 1 ended with exit code 1"),
         (dict.fromkeys(range(3), PeerDied("rank 5 is gone", 5)), "rank 0 ended with exit code 1: PeerDied: rank 5 is gone"),
     ],

@@ -329,6 +329,8 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         set_launched(LaunchOptions(progress=5.0))
     elif how == "launched wire dtype":
         set_launched(LaunchOptions(wire_dtype="bf16"))
+    elif how == "launched algorithm":
+        set_launched(LaunchOptions(algorithm="flat"))
     try:
         gradlane.attach_to_servers(model, optimizer, timeout=20, **options).close()
     except GradlaneError as error:

@@ -227,14 +227,15 @@ ATTACHED = {
     "policy of several": ("InputError", "got auto, which tries plans in a running job"),
     "policies differ": ("MismatchError", "ranks disagree on policy"),
     "launched plan": ("InputError", "the launcher gave --plan"),
-    "launched backend": ("InputError", "backend: got 'all-reduce'"),
+    "launched backend": ("InputError", "the launcher gave --backend all-reduce"),
     "launched verify": ("InputError", "the launcher gave --verify"),
     "launched check of gradients": ("InputError", "the launcher gave --check-finite"),
     "launched timeline": ("InputError", "the launcher gave --timeline or --report"),
     "launched weight": ("InputError", "the launcher gave --weight"),
     "launched tune": ("InputError", "the launcher gave --tune"),
     "launched progress": ("InputError", "the launcher gave --progress"),
-    "launched wire dtype": ("InputError", "wire_dtype: got 'bf16', expected none"),
+    "launched wire dtype": ("InputError", "the launcher gave --wire-dtype"),
+    "launched algorithm": ("InputError", "the launcher gave --algorithm"),
     "ranks differ": ("MismatchError", "ranks disagree on options"),
 }
 

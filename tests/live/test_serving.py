@@ -80,6 +80,12 @@ def test_every_policy_over_servers_of_their_own_equals_ddp_bit_for_bit(served: S
         assert text.splitlines()[-1].endswith("the job is over")
 
 
+def test_a_server_that_the_job_did_not_need_says_so() -> None:
+    served = Served(2, 1)
+    assert served.close() == [0]
+    assert "the job is over and has not needed this server; ranks use N of them by" in served.said[0]
+
+
 def test_in_rank_order_servers_of_their_own_give_the_bits_of_servers_in_the_ranks() -> None:
     served = Served(3, 2)
     try:
@@ -150,7 +156,7 @@ def test_a_server_without_a_job_says_at_once_what_it_waits_for_and_gives_up() ->
     with pytest.raises(
         CommunicationError, match=f"^no store of a job at {nobody} within 0.3 s .*refused.*; expected the --rdzv-"
     ):
-        serve(nobody, said.append, wait_s=0.3)
+        serve(nobody, said.append, said.append, wait_s=0.3)
     assert said == [f"waiting up to 0.3 s for a job's store at {nobody}"]
 
 

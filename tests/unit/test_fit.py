@@ -206,6 +206,14 @@ def test_the_latency_of_a_network_is_found_from_its_streams(share, startup_ns, r
         assert fitted.segments[0].latency_ns == pytest.approx(truth.segments[0].latency_ns, abs=startup_ns * 0.02)
 
 
+def test_the_residual_is_that_of_messages_alone():
+    alone = [(size, 100_000 + 10 * size) for size in (1_024, 16_384, 65_536, 262_144, 1_048_576)]
+    streams = [(size, 8, round(8 * 1.3 * took)) for size, took in alone]
+    fitted = fit_network(alone, 2, streams=streams, sharing=Sharing(2))
+    errors = [abs(fitted.cost_ns(size) - took) / took for size, took in alone]
+    assert fitted.residual == pytest.approx(sorted(errors)[2]) == pytest.approx(0.3, abs=0.01)
+
+
 def test_streams_that_save_more_than_startups_tell_the_rate():
     # (bytes, us alone, us in a row) of sums between two hosts of three ranks, beside computing, over links for 6.4 MB/s
     took = [(256, 4_570, 2_360), (1_024, 4_600, 1_930), (4_096, 5_220, 2_400)]

@@ -122,7 +122,9 @@ def test_an_answer_says_up_to_how_many_workers_a_target_is_kept():
     words = ("workers", "vgg16", "--workers", "2..64", "--rate", "10gbit", "--policy", "ddp")
     rows = json.loads(invoke("whatif", *words, "--json"))
     target = (rows[2]["efficiency"] + rows[3]["efficiency"]) / 2
-    assert first_line(*words, "--target", f"{target:.4f}").startswith(f"ddp keeps {target:.0%} of linear up to 8 workers")
+    assert first_line(*words, "--target", f"{target:.4f}").startswith(
+        f"ddp keeps {100 * float(f'{target:.4f}'):.4g}% of linear up to 8 workers"
+    )
     nowhere = first_line("workers", "vgg16", "--workers", "64", "--rate", "1gbit", "--target", "0.9", "--policy", "ddp")
     assert nowhere.startswith("No policy reaches 90% of linear with 64 workers.")
 

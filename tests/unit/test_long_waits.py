@@ -41,6 +41,11 @@ def test_ranks_have_their_numbers_of_the_whole_job() -> None:
     assert said[60.0].startswith("rank 9 has waited for ranks [4, 6] for 60 s (")
 
 
+def test_where_all_ranks_wait_none_is_named_as_the_one_they_wait_for() -> None:
+    said = lines_of(LongWaits(range(2), 600.0), {0: 0.0, 1: 0.0}, 61.0)
+    assert said[60.0].startswith("ranks [0, 1] have waited for 60 s (")
+
+
 def test_nothing_is_said_of_short_waits_nor_of_one_that_is_over() -> None:
     waits = LongWaits(range(2), 1800.0)
     assert not lines_of(waits, {1: 0.0}, SAY_S)

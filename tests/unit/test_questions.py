@@ -73,6 +73,12 @@ def test_whatif_bandwidth_finds_less_for_mercury_than_for_wfbp():
     assert "expected none" in invoke("whatif", "bandwidth", "vgg16", "--rate", "1gbit", code=2)
 
 
+def test_a_target_is_said_with_all_of_its_digits():
+    text = invoke("whatif", "bandwidth", "alexnet", "--workers", "2", "--policy", "ddp", "--target", "98.76%")
+    assert text.startswith("98.76% of linear takes links of ")
+    assert " 98.76% " in text
+
+
 def test_whatif_bandwidth_says_where_it_tried_no_lower_rate():
     words = ("whatif", "bandwidth", "alexnet", "--workers", "1x8", "--policy", "wfbp", "--policy", "ddp", "--target", "90%")
     text = invoke(*words)

@@ -342,6 +342,13 @@ def test_parameters_without_a_gradient_are_left_out_with_a_note(tmp_path):
         recording.read(tmp_path)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path):
+    recorded = written(tmp_path, kineto())
+    profile = trace.read(recorded)
+    recorded.write_bytes(b"\xef\xbb\xbf" + recorded.read_bytes())
+    assert trace.read(recorded) == profile
+
+
 def test_events_alone_are_a_trace_too(tmp_path):
     recorded = kineto()
     assert trace.read(written(tmp_path, recorded["traceEvents"])) == trace.read(written(tmp_path, recorded))

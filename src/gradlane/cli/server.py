@@ -25,7 +25,7 @@ from gradlane.errors import InputError, UnsupportedError
     metavar="SECONDS",
     help="Give up if no job is at HOST:PORT by then.",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("--quiet", is_flag=True, help="Say nothing but errors, and if this server was not needed.")
 @click.pass_context
 def command(ctx: click.Context, store: str, listen: str | None, memory: int | None, wait: float, quiet: bool) -> None:
     """Sum gradients for the job whose rank 0 meets the others at HOST:PORT (its --rdzv-endpoint, or MASTER_ADDR and
@@ -55,8 +55,9 @@ def command(ctx: click.Context, store: str, listen: str | None, memory: int | No
             f"server needs torch, which cannot be imported ({error}); install it with: pip install 'gradlane[torch]'"
         ) from error
 
-    def say(text: str) -> None:
-        if not quiet:
-            click.echo(f"gradlane: {text}", err=True)
+    def warn(text: str) -> None:
+        click.echo(f"gradlane: {text}", err=True)
 
-    ctx.exit(0 if serve(store, say, address=listen, max_bytes=memory, wait_s=wait) else 1)
+    ctx.exit(
+        0 if serve(store, (lambda text: None) if quiet else warn, warn, address=listen, max_bytes=memory, wait_s=wait) else 1
+    )

@@ -49,7 +49,7 @@ from gradlane.planning.search.space import with_knobs
 from gradlane.report import plots
 from gradlane.report.page import facts
 from gradlane.report.page.simulated import Lines, charts
-from gradlane.units import MAX_RATE, format_bytes, format_ns, format_rate, parse_bytes
+from gradlane.units import MAX_RATE, format_bytes, format_ns, format_rate, format_share, parse_bytes
 
 _policies = click.option(
     "--policy",
@@ -258,7 +258,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
             ]
             for name in names
         }
-        rows = [[name, f"{target:.0%}", _needed_text(needed)] for name, target, needed in answers]
+        rows = [[name, f"{format_share(target)}", _needed_text(needed)] for name, target, needed in answers]
         question.draw(answer, ["policy", "of linear", "least rate"], rows, lines, "% of linear scaling", "Gbit/s needed")
 
 
@@ -476,12 +476,12 @@ def _answer_target(outcomes: Sequence[Outcome], x: str, target: float) -> str:
     names = list(dict.fromkeys(outcome.policy for outcome in outcomes))
     plain = BASELINE if BASELINE in names else names[0]
     if not kept:
-        return f"No policy reaches {target:.0%} of linear with {order[0]} workers."
+        return f"No policy reaches {format_share(target)} of linear with {order[0]} workers."
     best = max(kept, key=lambda name: (order.index(kept[name]), name == plain))
     text = (
-        f"{plain} keeps {target:.0%} of linear up to {kept[plain]} workers"
+        f"{plain} keeps {format_share(target)} of linear up to {kept[plain]} workers"
         if plain in kept
-        else (f"{plain} does not keep {target:.0%} of linear with {order[0]} workers")
+        else (f"{plain} does not keep {format_share(target)} of linear with {order[0]} workers")
     )
     return f"{text}." if best == plain or kept[best] == kept.get(plain) else f"{text}, {best} up to {kept[best]}."
 
@@ -490,11 +490,11 @@ def _answer_needed(answers: Sequence[tuple[str, float, Needed]], target: float) 
     found = {name: needed for name, each, needed in answers if each == target}
     enough = {name: needed.bytes_per_second for name, needed in found.items() if needed.bytes_per_second is not None}
     if not enough:
-        return f"No policy reaches {target:.0%} of linear at any rate that was tried."
+        return f"No policy reaches {format_share(target)} of linear at any rate that was tried."
     plain = BASELINE if BASELINE in found else next(iter(found))
     best = min(enough, key=lambda name: (enough[name], name != plain))
     lowest = ", the lowest rate tried," if found[best].is_lowest_tried else ""
-    text = f"{target:.0%} of linear takes links of {_needed_text(found[best])}{lowest} with {best}"
+    text = f"{format_share(target)} of linear takes links of {_needed_text(found[best])}{lowest} with {best}"
     if plain == best:
         return f"{text}."
     return f"{text}, {_needed_text(found[plain])} with {plain}." if plain in enough else f"{text}; {plain} never reaches it."

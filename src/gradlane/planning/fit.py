@@ -95,7 +95,7 @@ def fit_network(
         algorithm, source: kept in the result; `source` is extended by what was fitted.
 
     Returns:
-        The network; its `residual` is the median over sizes of |fitted - measured| / measured.
+        The network; its `residual` is the median over sizes of |fitted - measured| / measured, of messages alone.
 
     Raises:
         InputError: fewer than two different sizes, a size or duration that is not positive, or a
@@ -104,7 +104,8 @@ def fit_network(
     by_size = _by_size(samples)
     count = sum(map(len, by_size.values()))
     sizes = np.array(sorted(by_size), dtype=np.float64)
-    medians = np.array([np.median(by_size[size]) for size in sizes])
+    alone = np.array([np.median(by_size[size]) for size in sizes])
+    medians = alone.copy()
     in_streams = _stream_medians(streams)
     for (size_bytes, messages), duration_ns in in_streams.items():
         # Messages one after another cannot take less than together. If medians say so, some
@@ -119,23 +120,20 @@ def fit_network(
         min_message_ns = max(
             min_message_ns, _mean([taken for size in sizes[kept][: shape.on_least] for taken in by_size[size]])
         )
-    fitted = Network(workers, segments, algorithm, min_message_ns=min_message_ns)
-    costs = np.array([fitted.cost_ns(int(size)) for size in sizes], dtype=np.float64)
-    residual = float(np.median(np.abs(costs - medians) / medians))
     fit = "one line" if len(segments) == 1 else f"two lines that meet at {format_bytes(segments[0].up_to_bytes)}"
     if min_message_ns:
         fit += " and a least cost"
     span = f"{count} samples of {len(sizes)} sizes, {format_bytes(int(sizes[0]))} to {format_bytes(int(sizes[-1]))}"
     described = f"{source}; {span}; {fit}" + (f"; streams of {len(in_streams)} kinds" if in_streams else "")
-    network = Network(workers, segments, algorithm, residual, described, sharing, min_message_ns)
-    if not in_streams:
-        return network
+    network = Network(workers, segments, algorithm, 0.0, described, sharing, min_message_ns)
     small = {kind: taken for kind, taken in in_streams.items() if network.cost_ns(kind[0]) == min_message_ns}
     large = {kind: taken for kind, taken in in_streams.items() if kind not in small}
     network = _fitting(_with_latency, network, large)
     if all(segment.latency_ns >= ALL_LATENCY * segment.startup_ns for segment in network.segments):
         network = _fitting(_with_rate, network, large)
-    return _fitting(_with_latency_of_least, network, small)
+    network = _fitting(_with_latency_of_least, network, small)
+    costs = np.array([network.cost_ns(int(size)) for size in sizes], dtype=np.float64)
+    return msgspec.structs.replace(network, residual=float(np.median(np.abs(costs - alone) / alone)))
 
 
 def fit_bus(samples: Iterable[tuple[int, int]], devices: int, *, packet_bytes: int, source: str = "measured") -> Bus:

@@ -66,7 +66,7 @@ def read(data: bytes, name: str) -> Profile:
             raise FormatError(f"{name}: the backward pass takes more than {MAX_NS} ns")
         tensors.append(TensorProfile(TensorSpec(f"layer{place_in_forward}", 4 * parameters), now, place_in_forward))
     forward = tuple(Layer(f"layer{index}", took // 2) for index, (_, took) in enumerate(layers))
-    source = f"{name}: recorded by MG-WFBP's authors; forward taken as half of backward"
+    source = f"{name}: a log of MG-WFBP's Caffe; forward taken as half of backward"
     return Profile(Path(name).stem, "unstated", tuple(tensors), forward, now, source)
 
 

@@ -83,7 +83,7 @@ def read(data: bytes, name: str) -> Profile:
         tuple(tensors),
         layers,
         now,
-        f"{name}: measured by PipeDream's authors on a device that they do not name; no update times",
+        f"{name}: a graph of PipeDream's profiler, which names no device; no update times",
     )
 
 

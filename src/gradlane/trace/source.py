@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import itertools
 import math
@@ -32,7 +33,7 @@ def load(path: str | Path) -> bytes:
         raise FormatError(f"{path}: more than {MAX_BYTES} bytes of text; record fewer steps")
     if not data.strip():
         raise FormatError(f"{path}: got an empty file, expected a trace")
-    return data
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def need_few_objects(data: bytes, name: str) -> None:

@@ -159,7 +159,8 @@ def _with_knobs_of(file: Path, policy: Policy, about: Tuned, needed: bool) -> Po
     for field in ("policy", "model", "tensors"):
         mine, theirs = getattr(about, field), getattr(found, field)
         if mine != theirs:
-            raise InputError(f"knobs: {file} is of {field} {theirs}, this job has {mine}; tune anew, into another file")
+            other = f"name that policy (policy={theirs!r}), or " if field == "policy" else ""
+            raise InputError(f"knobs: {file} is of {field} {theirs}, this job has {mine}; {other}tune anew, into another file")
     if needed and (found.workers, found.backend) != (about.workers, about.backend):
         log.warning(
             "gradlane: %s was tuned with %d workers over %s, this job has %d over %s: other sizes may be better",

@@ -23,12 +23,13 @@ from gradlane.errors import CommunicationError, JobError, UnsupportedError
 from gradlane.live.backends.addresses import named_address, route, store_address
 from gradlane.transport import Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
-from gradlane.units import format_bytes
+from gradlane.units import counted, format_bytes
 
 _PREFIX = "gradlane/servers"
 _FOR_EVER_S = 10**6.0
 _TRY_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.02  # a wait of torch's store that ends by its timeout is two lines in its log
+_HOW_TO_USE = 'ranks use N of them by gradlane.attach(..., backend="server", servers=N) or gradlane launch --await-servers N'
 _SAY_EVERY_S = 10.0  # while a server waits for the job's store
 
 
@@ -66,6 +67,11 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             dead_s=self.dead_s,
             max_bytes=max_bytes,
         )
+
+
+def connections(servers: int) -> str:
+    """What a rank waits for while it connects with the others and with so many external servers, for messages."""
+    return f"the connections, also to {counted(servers, 'gradlane servers')}" if servers else "the connections"
 
 
 def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: float, at: str | None = None) -> Node:
@@ -141,13 +147,19 @@ def _await_listener(host: str, port: int, timeout_s: float, say: Callable[[str],
 
 
 def serve(
-    at: str, say: Callable[[str], None], *, address: str | None = None, max_bytes: int | None = None, wait_s: float = 60.0
+    at: str,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
+    *,
+    address: str | None = None,
+    max_bytes: int | None = None,
+    wait_s: float = 60.0,
 ) -> bool:
     """Run a parameter server until the job's store is gone.
 
     Args:
         at: "host:port" of the job's store.
-        say: called with each line of the server's report.
+        say, warn: called with each line of the server's report; `warn` with errors, and if the job needed no such server.
         address: to listen on; by default that of the interface which a variable names (docs/clusters.md), else this
             host's address on the route to the store.
         max_bytes: the memory that a job may need here, for what is kept and for all packets that may be in flight; by default
@@ -165,16 +177,20 @@ def serve(
     address = address or named_address() or towards
     max_bytes = max_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # of the calls that were made before, all but the last are over
-    number, well = max(0, store.add(f"{_PREFIX}/calls", 0) - 1), True
+    number, well, was_needed = max(0, store.add(f"{_PREFIX}/calls", 0) - 1), True, False
     say(f"this server has come to the job at {at}")
     while (call := _next_call(store, number)) is not None:
         server = store.add(f"{_PREFIX}/places/{number}", 1) - 1
         if server < call.servers:
-            well = _serve_one(_UntilNextCall(store, number), call, server, address, reached, max_bytes, say) and well
+            was_needed = True
+            well = _serve_one(_UntilNextCall(store, number), call, server, address, reached, max_bytes, say, warn) and well
         else:
             say(f"this server is not needed: the job asks for {call.servers}, which it has")
         number += 1
-    say("the job is over")
+    if was_needed:
+        say("the job is over")
+    else:
+        warn(f"the job is over and has not needed this server; {_HOW_TO_USE}")
     return well
 
 
@@ -210,7 +226,14 @@ def _next_call(store: Any, number: int) -> Call | None:
 
 
 def _serve_one(
-    store: Any, call: Call, server: int, address: str, reached: str, max_bytes: int, say: Callable[[str], None]
+    store: Any,
+    call: Call,
+    server: int,
+    address: str,
+    reached: str,
+    max_bytes: int,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> bool:
     try:
         with form(store, call.options(server, max_bytes), address, call.timeout_s, store_address=reached) as node:
@@ -222,7 +245,7 @@ def _serve_one(
                 pass
             stats = node.stats()
     except JobError as error:
-        say(f"server {server}: {error}")
+        warn(f"server {server}: {error}")
         return False
     held = format_bytes(stats["most_held_bytes"])
     say(f"server {server}: all workers have left; {format_bytes(stats['received_bytes'])} summed, at most {held} held at once")

@@ -99,10 +99,11 @@ class LongWaits:
             return None
         self._said_at = now
         awaited = [each for rank, each in enumerate(self._ranks) if rank not in waiting]
-        who, whom = _named([self._ranks[rank] for rank in sorted(waiting)]), _named(awaited) or "one another"
+        who = _named([self._ranks[rank] for rank in sorted(waiting)])
         have = "has" if len(waiting) == 1 else "have"
+        whom = f" for {_named(awaited)}" if awaited else ""  # else for one another, or for a server
         return (
-            f"{who} {have} waited for {whom} for {waited_s:.0f} s ({first.what}); every rank answers, so the job waits on, for "
+            f"{who} {have} waited{whom} for {waited_s:.0f} s ({first.what}); every rank answers, so the job waits on, for "
             f"up to {self._timeout_s:.0f} s (timeout=)"
         )
 

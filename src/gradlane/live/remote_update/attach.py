@@ -17,7 +17,7 @@ from gradlane.core.policy import Policy
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.copies import copy_from
-from gradlane.live.backends.external_servers import meet_servers
+from gradlane.live.backends.external_servers import connections, meet_servers
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.departures import Departures
@@ -117,7 +117,7 @@ def attach_to_servers(
         await_others(lambda: handshake.agree(terms, job, roll), "the handshake")
         tensors = (*model.parameters(), *model.buffers())
         await_others(lambda: copy_from(0, tensors, process_group, job.device), "rank 0's parameters")
-        node = await_others(lambda: _node(job, options, terms, roll.store), "the connections")
+        node = await_others(lambda: _node(job, options, terms, roll.store), connections(options.carrier.servers))
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness
         departures = Departures(job, roll.store, staleness)
@@ -240,6 +240,8 @@ _REFUSED = {
     "timeline": _NOTHING_RECORDED, "profile": _NOTHING_RECORDED, "progress": _NOTHING_RECORDED,
     "verify": _NO_SUMS, "check_finite": _NO_SUMS,
     "weight": "each rank has one connection to a server",
+    "wire_dtype": "gradients travel as float32",
+    "algorithm": "no all-reduce is made",
 }  # fmt: skip
 """Options of the launcher that have no effect on servers that update parameters, and why not."""
 _OPTIONS = {"timeline": "--timeline or --report", "profile": "`gradlane profile`"}
@@ -256,6 +258,8 @@ def _accepted(launched: LaunchOptions) -> LaunchOptions:
             raise InputError(
                 f"the launcher gave {option}, and this script updates on its servers, where {why}: launch it without {option}"
             )
-    need(launched.wire_dtype is None, "wire_dtype", launched.wire_dtype, "none: servers that update parameters take float32")
-    need(launched.backend in (None, "server"), "backend", launched.backend, "'server', since the update is on the servers")
+    if launched.backend not in (None, "server"):
+        raise InputError(
+            f"the launcher gave --backend {launched.backend}, and this script updates on its servers: launch it without that"
+        )
     return launched

@@ -38,6 +38,7 @@ from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
 from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
 from gradlane.live.backends.copies import copy_from, wait_for_all
+from gradlane.live.backends.external_servers import connections
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.process_groups import NewGroups, is_gloo
 from gradlane.live.backends.streams import streams_of
@@ -229,7 +230,8 @@ def attach_from(
     with ending_together(coordination) as opened:
         await_others(lambda: handshake.agree(terms, job, roll, start.fault), "the handshake")
         try:
-            backend = await_others(lambda: _connect(job, resolved, new_groups, terms), "the connections")
+            what = connections(resolved.carrier.servers)
+            backend = await_others(lambda: _connect(job, resolved, new_groups, terms), what)
         except CapacityError:
             with suppress(JobError, RuntimeError):
                 await_others(lambda: _hear_of_a_shortage(job, new_groups.store), "the connections")

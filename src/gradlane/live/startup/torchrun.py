@@ -75,7 +75,10 @@ def describe(failures: Mapping[int, ProcessFailure]) -> str:
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     if rank in follows:
         return f"rank {rank} {how}: {follows[rank]}"
-    return f"rank {rank} {how}, the first of {len(failures)} to fail; its own output says why"
+    why = "its own output says why"
+    if failure.exitcode == -signal.SIGKILL:
+        why = "a process that is killed says nothing; Linux kills one where memory runs out"
+    return f"rank {rank} {how}, the first of {len(failures)} to fail; {why}"
 
 
 def _error_of(failure: ProcessFailure) -> str:
