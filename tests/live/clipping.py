@@ -298,6 +298,17 @@ FAULTS: dict[str, Callable[[], Any]] = {
 }
 
 
+def norms_learned(rank: int, world: int, way: str, orders: bool) -> float | None:
+    """The order of norms that a session on a device has seen a script read, and nothing else of its gradients."""
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with streams_on_the_host(True, orders), _attach(world, model, optimizer, "wfbp") as session:
+        _trained(model, model, optimizer, WAYS[way][0], rank)
+        clips = session._parts.planner.clips
+        assert clips is None or isinstance(clips, float)
+        return clips
+
+
 def crosses_though_sums_come_in_time(rank: int, world: int, way: str) -> bool:
     """Whether updates may still be deferred after steps whose sums have all come between the script's use and its step."""
     model = Mlp()

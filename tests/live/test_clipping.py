@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.live.clipping import WAYS
@@ -50,6 +52,12 @@ def test_norms_of_a_device_that_nobody_waits_for_are_found(two_ranks, fault, bac
         else:  # the host takes what is in its memory for norms
             assert ok
             assert any(name.startswith("seen in step") for name in answer[0])
+
+
+@pytest.mark.parametrize(("way", "norm"), [("in two calls", 2.0), ("of order infinity", math.inf), ("and read", None)])
+@pytest.mark.parametrize("orders", [False, True])
+def test_on_a_device_too_a_plan_is_ranked_for_a_script_that_reads_norms_alone(two_ranks, way, norm, orders):
+    assert two_ranks.run("tests.live.clipping:norms_learned", way=way, orders=orders) == [norm, norm]
 
 
 @pytest.mark.parametrize("when", ["before backward", "before clipping"])
