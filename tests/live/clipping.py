@@ -376,6 +376,12 @@ def ends_alike(rank: int, world: int, way: str, backend: str) -> list[list[float
     return [value.double().flatten().tolist() for value in found.values()]
 
 
+def ends_alike_with_streams(rank: int, world: int, orders: bool, **case: Any) -> list[list[float]]:
+    """As `ends_alike`, with the CPU taken for a device with streams."""
+    with streams_on_the_host(True, orders):
+        return ends_alike(rank, world, **case)
+
+
 def one_dies_before_its_norms(rank: int, world: int, culprit: int, backend: str) -> tuple[str, bool]:
     """On each other rank: the error that ends the job, and that the norms had not come: the culprit is killed where it would
     send its own.

@@ -35,6 +35,15 @@ def test_norms_of_a_device_have_the_bits_of_ddp_too(two_ranks, way, backend, ord
         assert deferred or not late or way in READS_SUMS  # a read of a sum that is queued on a device does not wait for it
 
 
+@pytest.mark.parametrize(("backend", "orders"), [("server", False), ("all-reduce", False), ("all-reduce", True)])
+@pytest.mark.parametrize("options", [{}, {"wire_dtype": "bf16"}, {"dtype": "bfloat16"}], ids=str)
+def test_verified_steps_of_a_device_are_those_of_ddp(two_ranks, backend, orders, options):
+    case = {"way": "by torch", "backend": backend, "orders": orders, "late": True, "verify": True, **options}
+    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp_with_streams", **case):
+        assert differs == [] or "wire_dtype" in options
+        assert deferred > 0
+
+
 @pytest.mark.parametrize(
     ("fault", "backend", "orders"),
     [
@@ -110,6 +119,13 @@ def test_gradients_that_travel_as_halves_are_verified_with_their_norms(two_ranks
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 def test_four_ranks_end_alike(four_ranks, way, backend):
     first, *others = four_ranks.run("tests.live.clipping:ends_alike", way=way, backend=backend)
+    assert others == [first] * 3
+
+
+@pytest.mark.parametrize(("backend", "orders"), [("server", False), ("all-reduce", False), ("all-reduce", True)])
+def test_four_ranks_with_devices_end_alike(four_ranks, backend, orders):
+    case = {"way": "by torch", "backend": backend, "orders": orders}
+    first, *others = four_ranks.run("tests.live.clipping:ends_alike_with_streams", **case)
     assert others == [first] * 3
 
 

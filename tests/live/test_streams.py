@@ -209,6 +209,26 @@ def test_a_sum_goes_up_once_an_iteration():
         staging.close()
 
 
+def test_what_runs_above_finds_the_sums_in_their_slots_and_tells_of_its_end_or_error():
+    staging, slots = staged()
+    found: list[list[float]] = []
+    told: SimpleQueue[BaseException | None] = SimpleQueue()
+    try:
+        staging.mirror.slots[1].fill_(5)
+        staging.run_above([1], lambda: found.extend(slot.tolist() for slot in slots.slots), told.put)
+        assert told.get(timeout=10) is None
+        assert found == [[1.0, 1.0], [5.0], [3.0]]
+        staging.mirror.slots[1].fill_(6)
+        staging.bring_up([0, 1])  # which has gone up already
+        assert slots.slots[1].tolist() == [5.0]
+        staging.run_above([], lambda: torch.ones(2) @ torch.ones(3), told.put)
+        assert "size" in str(told.get(timeout=10))
+        staging.then(told.put)
+        assert told.get(timeout=10) is None
+    finally:
+        staging.close()
+
+
 class _Broken(CheckedStreams):
     """A device that fails at the first copy down."""
 
