@@ -51,7 +51,7 @@ def compare(rank: int, world: int, name: str, roughly: bool = False, **options: 
         case.run(job)
     found = {**bits(model, optimizer), **job.seen}
     rounds = roughly or _takes_roots(optimizer)
-    return _near(reference, found) if rounds else differences(reference, found)
+    return near(reference, found) if rounds else differences(reference, found)
 
 
 def _takes_roots(optimizer: Any) -> bool:
@@ -59,11 +59,17 @@ def _takes_roots(optimizer: Any) -> bool:
     return any(not isinstance(one, torch.optim.SGD) for one in (optimizer if isinstance(optimizer, list) else [optimizer]))
 
 
-def _near(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
-    missing = set(left) ^ set(right)
-    return sorted(
-        missing | {name for name in left if name in right and not torch.allclose(left[name], right[name], rtol=1e-4, atol=1e-5)}
-    )
+def near(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> list[str]:
+    """Names of what differs by more than rounding, or that only one side has."""
+    return sorted((set(left) ^ set(right)) | {name for name in set(left) & set(right) if not _is_near(left[name], right[name])})
+
+
+def _is_near(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.dtype != right.dtype or left.shape != right.shape:
+        return False
+    if not left.is_floating_point():
+        return torch.equal(left, right)
+    return torch.allclose(left, right, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def _step(model: Any, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> float:

@@ -64,6 +64,7 @@ class Findings:
 @click.option("--group", type=click.Choice(["gloo", "nccl"]), default="gloo", show_default=True, help="Of the ranks.")
 @click.option("--ranks", default=2, show_default=True, help="Those behind the second add zeros to every gradient.")
 @click.option("--known", is_flag=True, help="Leave out what is known to be open (kept.py), too.")
+@click.option("--served", is_flag=True, help="Programs whose update is on the servers (gradlane.attach_to_servers).")
 @click.option("--shrink/--no-shrink", default=True, help="Make one program of each group as small as it gets.")
 @click.option(
     "--alone", is_flag=True, help="Each action, hook and flag by itself in a plain loop, instead of generated programs."
@@ -78,6 +79,7 @@ def main(
     group: str,
     ranks: int,
     known: bool,
+    served: bool,
     shrink: bool,
     alone: bool,
     given_programs: tuple[str, ...],
@@ -94,9 +96,9 @@ def main(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what was found is told
         try:
             if alone:
-                _try_alone(console, runner, findings, left_out, out)
+                _try_alone(console, runner, findings, left_out, served, out)
             else:
-                _run(console, runner, findings, examples, number, left_out, out)
+                _run(console, runner, findings, examples, number, left_out, served, out)
         except KeyboardInterrupt:
             shrink = False
         _tell(console, runner, findings, shrink)
@@ -118,7 +120,14 @@ def _show(console: Console, runner: Runner, program: Program, shrink: bool) -> N
 
 
 def _run(
-    console: Console, runner: Runner, findings: Findings, examples: int, number: int, without: list[str], out: Path | None
+    console: Console,
+    runner: Runner,
+    findings: Findings,
+    examples: int,
+    number: int,
+    without: list[str],
+    served: bool,
+    out: Path | None,
 ) -> None:
     with _progress(console) as progress:
         task = progress.add_task("programs", total=examples)
@@ -131,7 +140,7 @@ def _run(
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(programs(without))
+        @given(programs(without, served))
         def each(program: Program) -> None:
             outcome = runner.run(program)
             group = findings.add(program, outcome)
@@ -149,10 +158,12 @@ def _run(
         each()
 
 
-def _try_alone(console: Console, runner: Runner, findings: Findings, without: list[str], out: Path | None) -> None:
+def _try_alone(
+    console: Console, runner: Runner, findings: Findings, without: list[str], served: bool, out: Path | None
+) -> None:
     found = [
         program
-        for program in by_themselves.alone()
+        for program in (by_themselves.alone_served() if served else by_themselves.alone())
         if not any(matches(item, words) for item in program.items() for words in without)
     ]
     with _progress(console) as progress:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.live.programs.comparison import WAYS
-from tests.live.programs.models import MODELS, OPTIMIZERS
-from tests.live.programs.program import Program
+from msgspec import structs
+
+from tests.live.programs.comparison import SERVED_WAYS, WAYS
+from tests.live.programs.models import MODELS, OPTIMIZERS, SERVED, TAKES_ROOTS
+from tests.live.programs.program import Program, matches
 from tests.live.programs.strategies import (
+    AS_SERVED,
     BETWEEN,
     CASTS,
     FLAGS,
     GRADIENTS,
     HOOKS,
     METHODS,
+    NOISY,
+    OF_STATE,
     STEPS_UNDER,
     WRAPPED,
     ZEROING,
@@ -69,6 +74,30 @@ def alone() -> Iterator[Program]:
                 yield _program(
                     [tuple(line for line in (first, "backward no_sync", f"backward {parts}", "step") if line)] * 3, model=model
                 )
+
+
+def alone_served() -> Iterator[Program]:
+    """Those of `alone()` that are to be compared where the update is on the servers."""
+    for way in SERVED_WAYS:
+        yield _program([PLAIN] * 3, way=way)
+    for program in (*alone(), *_placed("fetch_state")):
+        if program.way != "bytescheduler late" or any(matches(item, words) for item in program.items() for words in AS_SERVED):
+            continue
+        if any("zero_grad" not in {line.split()[0] for line in step} for step in program.steps):
+            continue
+        optimizer = program.optimizer if program.optimizer in SERVED else "momentum"
+        if MODELS[program.model].are_models:
+            optimizer = "two_by_sgd"
+        elif program.model in NOISY and optimizer in TAKES_ROOTS:
+            continue
+        served = structs.replace(program, optimizer=optimizer, way=SERVED_WAYS[0])
+        yield served
+        if any(matches(line, words) for step in program.steps for line in step for words in OF_STATE):
+            yield structs.replace(served, steps=tuple(_with_state(step) for step in served.steps))
+
+
+def _with_state(step: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(each for line in step for each in (*["fetch_state"] * any(matches(line, words) for words in OF_STATE), line))
 
 
 def _placed(line: str) -> Iterator[Program]:

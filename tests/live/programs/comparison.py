@@ -24,14 +24,16 @@ from gradlane.planning.tuning import TuneOptions
 from tests.live.cases import differences
 from tests.live.networks import counting_deferred_updates
 from tests.live.programs import bystanders, gradients, parameters, passes, structure  # noqa: F401  (they fill ACTIONS)
-from tests.live.programs.held import held_network
+from tests.live.programs.held import counting_values_that_come_later, held_network
 from tests.live.programs.hooks import register
-from tests.live.programs.models import MODELS, OPTIMIZERS, UNUSED
+from tests.live.programs.models import MODELS, OPTIMIZERS, SERVED, TAKES_ROOTS, UNUSED
 from tests.live.programs.program import Program
 from tests.live.programs.run import Run, perform
+from tests.live.served import near
 from tests.live.streams import streams_on_the_host
 
 STARTUP_NS, BYTES_PER_SECOND = 20_000, 10**9
+PACKET_BYTES = 1024  # where servers update: several for most parameters
 TIMEOUT_S = 4  # of a session: after that a hang has a name
 KNOBS = {
     "bytescheduler": {"partition_bytes": 1024, "credit_bytes": 4096},
@@ -77,6 +79,22 @@ WAYS = (
 `tuned`: the plan changes in nearly every iteration; `verified`: most steps are compared with DDP's; `checked`: for
 gradients that are not finite; `wrapped`: by the drop-in, else attached.
 """
+SERVED_WAYS = (
+    "mercury late served",
+    "mercury mixed served",
+    "mercury prompt served",
+    "p3 late served",
+    "p3 mixed served",
+    "bytescheduler late served",
+    "bytescheduler mixed served",
+    "tictac mixed served",
+    "mercury-no-preemption late served",
+    "wfbp mixed served",
+    "mercury mixed served ranked",
+)
+"""As `WAYS`. `served`: the update is on the servers (`attach_to_servers`), in step, and what is held are parameters; `ranked`:
+servers add in the order of the ranks.
+"""
 
 
 def compare(rank: int, world: int, program: str, device: str = "cpu") -> dict[str, Any]:
@@ -103,7 +121,7 @@ def _compared(rank: int, world: int, value: Program, streams: str) -> dict[str, 
         reference = under_ddp(value, rank, at)
     except Exception as error:
         return {"refused_by_ddp": f"{type(error).__name__}: {_first_line(error)} (in {at[0]})"}
-    with counting_deferred_updates() as deferred:
+    with counting_values_that_come_later() if is_served(value) else counting_deferred_updates() as deferred:
         try:
             with streams_on_the_host(streams == "late") if streams else contextlib.nullcontext():
                 result = under_gradlane(value, rank, world, at)
@@ -111,9 +129,12 @@ def _compared(rank: int, world: int, value: Program, streams: str) -> dict[str, 
             typed = isinstance(error, gradlane.GradlaneError)
             told = (type(error).__name__, f"{_first_line(error)} (in {at[0]})", traceback.format_exc())
             return {"error": told, "typed": typed, "deferred": sum(deferred)}
-    if "server" in value.way.split():  # which NaN comes of two is not defined there
+    if {"server", "served"} & {*value.way.split()}:  # which NaN comes of two is not defined there
         reference, result = _of_one_nan(reference), _of_one_nan(result)
-    differs = differences(reference, result)
+    if is_served(value):
+        reference, result = _without_gradients(reference), _without_gradients(result)
+    rounds = is_served(value) and value.optimizer in TAKES_ROOTS
+    differs = near(reference, result) if rounds else differences(reference, result)
     if world > 2:
         differs = _unequal_ranks(reference, result, world) + [
             name for name in differs if name not in reference or name not in result or not _close(reference[name], result[name])
@@ -123,6 +144,15 @@ def _compared(rank: int, world: int, value: Program, streams: str) -> dict[str, 
         if unsteady:
             return {"refused_by_ddp": "two runs under DDP differ"}
     return {"differs": differs, "deferred": sum(deferred)}
+
+
+def is_served(program: Program) -> bool:
+    return "served" in program.way.split()
+
+
+def _without_gradients(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Where servers update, `.grad` has the rank's own."""
+    return {name: value for name, value in values.items() if not (name.startswith("end/") and name.endswith(".grad"))}
 
 
 def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -191,7 +221,14 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
             "timeout": TIMEOUT_S,
         }
         with contextlib.ExitStack() as ends:
-            if "wrapped" in options:
+            if "served" in options:
+                served = [
+                    ends.enter_context(_attached_to_servers(part, _with_parameters_of(part, optimizers), program, asked))
+                    for part in _models(program, model).values()
+                ]
+                run.no_sync = partial(_no_sync, served)
+                run.fetch_state = partial(_fetch_state, served)
+            elif "wrapped" in options:
                 wrappers: dict[str, Any] = {}
                 for name, part in _models(program, model).items():
                     wrapper = gradlane.DistributedDataParallel(part, options=asked, **_ddp_options(program))
@@ -209,6 +246,25 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
                 if not hook.startswith("before"):
                     register(run, hook)
             return _trained(run, at)
+
+
+def _attached_to_servers(
+    model: nn.Module, optimizers: list[torch.optim.Optimizer], program: Program, asked: dict[str, Any]
+) -> gradlane.live.ServedSession:
+    return gradlane.attach_to_servers(
+        model,
+        optimizers,
+        policy=asked["policy"],
+        packet_bytes=PACKET_BYTES,
+        summation_order="rank" if "ranked" in program.way.split() else None,
+        broadcast_buffers=MODELS[program.model].ddp.get("broadcast_buffers", True),
+        timeout=TIMEOUT_S,
+    )
+
+
+def _fetch_state(sessions: Sequence[gradlane.live.ServedSession]) -> None:
+    for session in sessions:
+        session.fetch_optimizer_state()
 
 
 def _ddp_options(program: Program) -> dict[str, Any]:
@@ -255,7 +311,7 @@ def _end(wrapper: Any, *error: Any) -> None:
 def _made(program: Program, seed: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     torch.manual_seed(seed)
     model = MODELS[program.model].make()
-    return model, OPTIMIZERS[program.optimizer](model)
+    return model, (OPTIMIZERS | SERVED)[program.optimizer](model)
 
 
 def _generator(rank: int) -> torch.Generator:
@@ -288,6 +344,7 @@ def _trained(run: Run, at: list[str]) -> dict[str, torch.Tensor]:
     for at[0] in perform(run):
         pass
     at[0] = "the end"
+    run.fetch_state()
     run.see("random state", torch.rand(1))
     for handle in run.handles:
         handle.remove()

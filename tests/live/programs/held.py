@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.failures import Failures
+from gradlane.live.remote_update.iterations import ServedIterations
 from tests.live.networks import Heard, HidingEngine, all_reduce_heard, what_is_there
 
 AT_MOST_S = 0.05
@@ -143,6 +144,7 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
 
     with (
         patch("gradlane.live.backends.parameter_server.NodeEngine", HeldEngine),
+        patch("gradlane.live.remote_update.values.NodeEngine", HeldEngine),
         patch("gradlane.live.startup.attach.AllReduceBackend", all_reduce_heard(Held)),
         patch("gradlane.live.startup.attach.ParameterServerBackend", HeldServers),
         patch.object(Failures, "wait_until", waits),
@@ -152,3 +154,17 @@ def held_network(holds: Callable[[int], bool]) -> Iterator[None]:
             yield
         finally:
             gate.close()
+
+
+@contextlib.contextmanager
+def counting_values_that_come_later() -> Iterator[list[int]]:
+    """Yields a list that gets, for each step whose update is on the servers, how many values have not come."""
+    seen: list[int] = []
+    really = ServedIterations.after_step
+
+    def after_step(self: ServedIterations, *args: Any) -> None:
+        really(self, *args)
+        seen.append(len(self._updates))
+
+    with patch.object(ServedIterations, "after_step", after_step):
+        yield seen

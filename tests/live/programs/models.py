@@ -409,6 +409,11 @@ def two_optimizers(model: nn.Module) -> Optimizers:
     return [torch.optim.SGD(first, lr=0.05, momentum=0.5), torch.optim.Adam(second, lr=0.005)]
 
 
+def two_by_sgd(model: nn.Module) -> Optimizers:
+    first, second = _halves(model)
+    return [torch.optim.SGD(first, lr=0.05, momentum=0.5), torch.optim.SGD(second, lr=0.02, weight_decay=0.1)]
+
+
 def part_of_the_model(model: nn.Module) -> Optimizers:
     """The rest of the parameters may be added as a group."""
     return [torch.optim.SGD(_halves(model)[0], lr=0.05, momentum=0.9)]
@@ -463,3 +468,12 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizers]] = {
     "own": one(OwnSgd),
     "keeping": one(KeepingSgd, lr=0.05),
 }
+
+TAKES_ROOTS = ("adam", "adam_fused", "adam_tensor_lr", "adamw", "groups", "two")
+"""Of those that servers know, whose updates a server rounds otherwise than torch."""
+SERVED = {
+    **{name: OPTIMIZERS[name] for name in ("sgd", "momentum", "nesterov", "maximizing")},
+    "two_by_sgd": two_by_sgd,
+    **{name: OPTIMIZERS[name] for name in TAKES_ROOTS},
+}
+"""Those whose update servers can do."""

@@ -281,6 +281,12 @@ def _is_moment(key: str, value: object) -> bool:
 
 
 @action
+def fetch_state(run: Run) -> None:
+    """From the servers, if it is there."""
+    run.fetch_state()
+
+
+@action
 def rate(run: Run, factor: str) -> None:
     for optimizer in run.optimizers:
         for group in optimizer.param_groups:

@@ -28,10 +28,15 @@ class Program(msgspec.Struct, frozen=True):
     way: str = "bytescheduler late"
     hooks: tuple[str, ...] = ()
 
+    @property
+    def plain_way(self) -> str:
+        """The simplest of the ways that its own is one of."""
+        return "mercury late served" if "served" in self.way.split() else "bytescheduler late"
+
     def kinds(self) -> dict[str, Program]:
         """What makes it differ from the simplest loop, by name, each with the program that is without it."""
         found: dict[str, Program] = {}
-        for name, usual in (("model", "mlp"), ("optimizer", "momentum"), ("way", "bytescheduler late")):
+        for name, usual in (("model", "mlp"), ("optimizer", "momentum"), ("way", self.plain_way)):
             if getattr(self, name) != usual:
                 found[f"{name} {getattr(self, name)}"] = structs.replace(self, **{name: usual})
         for hook in self.hooks:

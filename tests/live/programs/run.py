@@ -26,6 +26,8 @@ class Run:
     optimizers: list[torch.optim.Optimizer]
     no_sync: Callable[[], contextlib.AbstractContextManager[None]]
     generator: torch.Generator
+    fetch_state: Callable[[], None] = lambda: None
+    """Has the optimizers' state fetched, where it is on servers."""
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
     """References that the program took, and looks at later."""

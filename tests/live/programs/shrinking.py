@@ -40,6 +40,8 @@ def smallest(program: Program, outcome: Outcome, run: Try, most: int = 150) -> t
 
 
 def _better(program: Program, outcome: Outcome, smaller: Program, run: Try) -> tuple[Program, Outcome]:
+    if "served" in program.way.split() and _adds_up(smaller) > _adds_up(program):
+        return program, outcome  # which servers round otherwise than DDP
     seen = run(smaller)
     return (smaller, seen) if seen.how == outcome.how else (program, outcome)
 
@@ -52,8 +54,8 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield msgspec.structs.replace(program, steps=program.steps[:start] + program.steps[start + length :])
     for index in range(len(program.hooks)):
         yield msgspec.structs.replace(program, hooks=program.hooks[:index] + program.hooks[index + 1 :])
-    if program.way != "bytescheduler late":
-        yield msgspec.structs.replace(program, way="bytescheduler late")
+    if program.way != program.plain_way:
+        yield msgspec.structs.replace(program, way=program.plain_way)
     for optimizer in ("sgd", "momentum"):
         if program.optimizer not in ("sgd", optimizer):
             yield msgspec.structs.replace(program, optimizer=optimizer)
@@ -71,6 +73,14 @@ def _smaller(program: Program) -> Iterator[Program]:
             for other in others:
                 changed = (*step[:index], *other, *step[index + 1 :])
                 yield msgspec.structs.replace(program, steps=(*program.steps[:at], changed, *program.steps[at + 1 :]))
+
+
+def _adds_up(program: Program) -> int:
+    """Steps whose gradients are added to those of the step before."""
+    return sum(
+        any(line.startswith("backward") for line in step) and not any(line.startswith("zero_grad") for line in step)
+        for step in program.steps
+    )
 
 
 def _without_parts(line: str, model: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.live.programs.comparison import WAYS
-from tests.live.programs.models import MODELS, OPTIMIZERS
+from tests.live.programs.comparison import SERVED_WAYS, WAYS
+from tests.live.programs.models import MODELS, OPTIMIZERS, SERVED, TAKES_ROOTS
 from tests.live.programs.program import WHICH, Program, matches
 from tests.live.unasked import COLLECTIVE, UNASKED
 
@@ -137,6 +137,58 @@ NOT_WITH_NO_SYNC = ("forward", "evaluate enable_grad")
 """A forward pass with gradients and without a backward pass has DDP sum in the next backward pass, be it inside no_sync."""
 
 
+# -- where the update is on the servers ------------------------------------------------------------------------
+
+AS_SERVED = (
+    # .grad has the rank's own gradient there, not the average
+    *("norm", "clip 0.1", "clip 100", "flat", "scale_flat_buffers", "see gradients", "surgery", "scaled", "infinite"),
+    *("keep gradients", "keep gradient_data", "keep gradient_views", "step_post gradients"),
+    *(f"{hook} {what}" for hook in ("step_pre", "unbound_step_pre", "global_step_pre") for what in ("norm", "keep")),
+    # sums of averages are rounded otherwise than averages of sums
+    "no zero_grad",
+    # writes that torch does not count: docs/asynchronous.md says that they are lost
+    *("write data", "write new_data", "write numpy", "write load", "write vector", "scale data", "scale numpy"),
+    *("forward_pre data", "child_pre data", "step_post renorm"),
+    # what is fetched of the optimizer's state is a copy, of no use once the next backward pass has begun
+    *("keep state", "keep optimizer_state_dict", "thread state"),
+    # the mask gets into the weight by its data, as those
+    "prune remove",
+    # not in float32; written to by each forward pass
+    *("model mixed", "model odd", "model renormed"),
+)
+"""What programs go without whose update is on the servers, since it is not to be compared there."""
+
+TOO_LATE = (
+    *GRADIENTS,
+    *(f"state {how}" for how in ("clear", "new", "pop", "replace", "zero", "scale")),
+    *("flat_buffers", "sam", "no step", "step twice", "step 0", "step 1", "no_sync_backward", "summed twice", "no sum"),
+    *("write", "step_pre", "unbound_step_pre", "global_step_pre", "step_post clamp", "step_post state"),
+    *("forward_pre clamp", "child_pre clamp", "rollback", "option", "stumble step_pre", "stumble step_post"),
+)
+"""What is mostly refused there. Few programs have any of it: most get to their end."""
+
+OF_STATE = (
+    *(
+        "see optimizer",
+        "save state_dict",
+        "save optimizer",
+        "save module",
+        "duplicate both",
+        "duplicate optimizers",
+        "mark",
+        "state read",
+    ),
+    *("distributed_state optimizer", "interrupt save", "fork state"),
+)
+"""What needs the optimizer's state, which is fetched before."""
+
+NOISY = (
+    *("convolutions", "channels_last", "static_convolutions", "convolutions_of_unequal_buffers", "attention", "static"),
+    *("normed_branches", "normed_towers"),
+)
+"""Some of their gradients are zero but for rounding (of a bias ahead of BatchNorm), which Adam's updates do not show."""
+
+
 def parts_of(model: str) -> list[str]:
     """What may stand in `backward`: parts that both ranks use, or one and the other."""
     parts = MODELS[model].parts
@@ -170,16 +222,23 @@ class _Choices:
 
 
 @st.composite
-def programs(draw: Any, without: Sequence[str] = ()) -> Program:
+def programs(draw: Any, without: Sequence[str] = (), served: bool = False) -> Program:
     """A program of which nothing matches one of `without`. It uses a few kinds of unusual actions, several times each: with one
     of everything, the first defect would hide all others.
+
+    served: its update is on the servers.
     """
     may_skip = draw(st.booleans())
+    if served:
+        without = [*without, *AS_SERVED, *(TOO_LATE if draw(st.integers(0, 99)) < 85 else ())]
     choices = _Choices(
         draw, [*without, *(NOT_WITH_NO_SYNC if may_skip else ("no_sync", "no_sync_backward", "no_sync_forward"))]
     )
     model = choices.of([*MODELS], "model ")
     gradients, between = choices.table(GRADIENTS), choices.table(BETWEEN)
+    if served:
+        between.pop("zero_grad")
+        between["fetch_state"] = ["fetch_state"]
     if _has_buffers(model):
         between.pop("evaluate_on_one_rank", None)  # DDP's broadcast of buffers would wait for the other rank
         between.pop("represent", None)  # it calls the module, which is a forward pass of an attached model
@@ -202,27 +261,37 @@ def programs(draw: Any, without: Sequence[str] = ()) -> Program:
         for name in draw(st.lists(st.sampled_from([*choices.table(HOOKS)]), min_size=1, max_size=2, unique=True)):
             if name in ("backward_post", "backward_pre") and MODELS[model].are_models:
                 continue  # torch notes on the module that it has one, and not on its other form
-            lines = choices.allowed(_lines("", ("before", "after"), HOOKS[name]))
+            lines = choices.allowed(_lines("", ("before", "after"), choices.allowed(HOOKS[name])))
             hooks += [choices.of(lines)] if lines else []
     writes_in_forward = model == "renormed" or any(hook.split()[1] == "forward_pre" for hook in hooks)
     if writes_in_forward and "thread" in kinds:
         kinds.remove("thread")  # under DDP, too, it would read what the forward pass writes
     if any(hook.split()[1] == "scheduler" for hook in hooks) and "schedule" not in kinds and "schedule" in between:
         kinds.append("schedule")
-    way = choices.of(WAYS, "way ")
+    way = choices.of(SERVED_WAYS if served else WAYS, "way ")
     if "wrapped" in way and "stumble_on_one_rank" in kinds:
         kinds.remove("stumble_on_one_rank")  # the drop-in waits in the first step() for the other rank's
     style = _Style(choices, model, is_wrapped="wrapped" in way)
     steps = [_step(choices, style, kinds, {**between, **gradients}, gradients) for _ in range(draw(st.integers(4, 9)))]
     if choices.allowed(CASTS) and choices.chance(3):
         steps[-1] = (*steps[-1], choices.of(CASTS))
-    return Program(
-        tuple(steps),
-        model,
-        choices.of([name for name in OPTIMIZERS if style.may_keep or name != "part"], "optimizer "),
-        way,
-        tuple(hooks),
-    )
+    if served:
+        steps = [tuple(line for each in step for line in _with_state(choices, each)) for step in steps]
+    return Program(tuple(steps), model, choices.of(_optimizers(model, style, served), "optimizer "), way, tuple(hooks))
+
+
+def _with_state(choices: _Choices, line: str) -> tuple[str, ...]:
+    """An action, behind one that fetches the optimizer's state if it needs that."""
+    needs = any(matches(line, words) for words in OF_STATE)
+    may_lack = not line.startswith("fork")  # the child could not tell of its error
+    return ("fetch_state", line) if needs and not (may_lack and choices.chance(5)) else (line,)
+
+
+def _optimizers(model: str, style: _Style, served: bool) -> list[str]:
+    if not served:
+        return [name for name in OPTIMIZERS if style.may_keep or name != "part"]
+    known = [name for name in SERVED if model not in NOISY or name not in TAKES_ROOTS]
+    return [name for name in known if name.startswith("two") == MODELS[model].are_models]  # one for each session there
 
 
 @cache
@@ -245,9 +314,14 @@ class _Style:
             flags = [flag for flag in flags if flag != "slope"]
         self.flag = choices.of(flags) if flags and choices.chance(25) else ""
         self.all_parts = parts_of(model)
+        if MODELS[model].are_models and not choices.allowed(["step 0"]):
+            self.all_parts = self.all_parts[:1]  # a model without a backward pass has none to step with
         self.parts = choices.of(self.all_parts) if not choices.chance(50) else None
         self.several = choices.chance(25)
         self.has_parts = bool(MODELS[model].parts)
+        # percent inside no_sync: of all passes but the last of a step, and of that
+        self.accumulates = 75 if choices.allowed(["summed twice"]) else 100
+        self.skips_sums = 4 if not self.has_parts and choices.allowed(["no sum"]) else 0
         self.may_keep = not self.has_parts or bool(choices.allowed([KEPT_PARTS]))
         if not self.may_keep:
             self.zeroing, self.several = "zero_grad", False
@@ -303,7 +377,7 @@ def _passes(choices: _Choices, parts: str, style: _Style) -> list[str]:
     for index in range(count):
         words = ["backward", parts]
         last = index == count - 1
-        if choices.allowed(["no_sync"]) and choices.chance((0 if style.has_parts else 4) if last else 75):
+        if choices.allowed(["no_sync"]) and choices.chance(style.skips_sums if last else style.accumulates):
             ways = ["no_sync"] * 10 + choices.allowed(["no_sync_backward", "no_sync_forward"])
             words.append(choices.of(ways))
         if (style.is_wrapped or words[-1] == "no_sync") and choices.allowed(["again"]) and choices.chance(5):
