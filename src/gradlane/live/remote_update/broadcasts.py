@@ -48,6 +48,10 @@ class Broadcasts:
         """
         self._sync.before_forward(self._wait_until, trains=True, settled=False)
 
+    def forward_raised(self) -> None:
+        """Note that the last forward pass in training did not end: what it began with is due again, as under DDP."""
+        self._sync.forward_raised()
+
     def after_forward(self) -> None:
         """Note that a forward pass has ended after which DDP would broadcast rank 0's buffers."""
         self._sync.after_forward()

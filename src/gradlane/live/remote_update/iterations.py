@@ -17,6 +17,7 @@ script that writes to a parameter, since the servers' value would not change.
 from __future__ import annotations
 
 import logging
+from threading import get_ident
 from typing import Any, NoReturn
 
 import torch
@@ -26,11 +27,22 @@ from gradlane.live.comm.turn import given_up, in_turn, turn
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
 from gradlane.live.remote_update.served_actions import ServedActions, ServedStep
-from gradlane.live.remote_update.states import fetched_states
+from gradlane.live.remote_update.states import KnownStates, fetched_states
 from gradlane.live.remote_update.values import SentGradient, Values
+from gradlane.live.session import guarded_states, outdated
+from gradlane.live.session.aliases import Aliases
 from gradlane.live.session.closures import run_first
 from gradlane.live.session.frozen import Frozen
-from gradlane.live.session.hooks import Hook, inside_a_backward_pass, is_compiled, parameters_of_scripts
+from gradlane.live.session.hooks import (
+    Hook,
+    come_last,
+    inside_a_backward_pass,
+    is_compiled,
+    is_last,
+    is_traced,
+    parameters_of_scripts,
+)
+from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.job import Job
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
 from gradlane.live.session.phases import TWICE, Event, NotAllowedError, Phase
@@ -38,6 +50,10 @@ from gradlane.live.session.tracked import Tracked, all_go_on
 from gradlane.live.session.updates import Updates
 
 log = logging.getLogger("gradlane")
+_HELD = (
+    "something else holds the memory of parameters (a state_dict that was kept, a view, a NumPy array, another process): "
+    "step() waits for the new values of these until it is gone; del a checkpoint once it is saved"
+)
 
 
 class ServedIterations:
@@ -60,6 +76,7 @@ class ServedIterations:
         self.tracked = [Tracked(name, param, tensor) for tensor, (name, param) in enumerate(job.params)]
         self._of = {id(tracked.param): tracked for tracked in self.tracked}
         self._groups, self._values, self.buffers = groups, values, buffers
+        self._optimizers = job.optimizers
         self._frozen = Frozen(job.model.named_parameters())
         # ranks that run in step have one update of the gradients' average
         self._scale = 1.0 / job.world if staleness == 0 else 1.0
@@ -70,10 +87,16 @@ class ServedIterations:
         for param in parameters_of_scripts(job.model):
             if id(param) in self._of:
                 self._of[id(param)].unguarded = True
-        self.actions = ServedActions(self, values, lambda tracked: self._updates.use(tracked, _nothing))
+        self.actions = ServedActions(self, values, lambda tracked: self._updates.use(tracked, _nothing), self.flush)
         self._updates: Updates[ServedStep] = Updates(turn, self.actions)
-        self._has_warned = False
-        self._has_states = True  # whether the optimizers have the servers' state
+        self._told: set[str] = set()
+        self._held: set[Tracked] = set()  # of the step that runs; see `aliases.py`
+        # thread of the training call that has not ended; an exception leaves it set
+        self._called_by: int | None = None
+        # such a call inside of a backward pass has not ended: a checkpoint stops its second run early
+        self._is_stopped_early = False
+        # what the optimizers have of the servers' state; None while they have nothing
+        self._states: KnownStates | None = KnownStates(self._states_here())
         self.passes = Passes(job.model, self.tracked, job.optimizers, self)
         for optimizer in job.optimizers:
             self.passes.hold(optimizer.register_load_state_dict_pre_hook(Hook(self._refuse_load_state_dict)))
@@ -83,21 +106,38 @@ class ServedIterations:
     @in_turn
     def before_forward(self, module: torch.nn.Module, compiling: bool, nested: bool) -> None:
         self.check()
-        if inside_a_backward_pass():  # a checkpoint runs it once more
+        wrap_handlers()
+        trains = torch.is_grad_enabled() and module.training
+        if self.in_backward and inside_a_backward_pass():  # a checkpoint runs it once more, or a hook calls it
+            if not nested:
+                self._take_buffers(None)
+                self._is_stopped_early = trains
+            return
+        if is_traced():
+            self.flush()  # only the model must be recorded
             return
         self.passes.refuse_wrappers(inside=False)
-        trains = torch.is_grad_enabled() and module.training
         if self.in_backward and trains:
             self.fail("the backward pass was left unfinished (an exception that the script caught?)")
         fault = self._frozen.fault if trains else None
         if fault is not None:
             self.fail(fault)
-        if compiling or is_compiled(self._model):
+        if compiling or is_compiled(self._model) or not trains:  # an evaluation may read parameters by any way
             self.flush()
         else:
             self.passes.hook_compiled_parts()
-        if self.buffers is not None and not nested:
-            self.buffers.before_forward()
+        if not nested:
+            self._take_buffers(get_ident() if trains else None)
+
+    def _take_buffers(self, by: int | None) -> None:
+        """Take over rank 0's buffers, as DDP does at the start of each call."""
+        if self.buffers is None:
+            return
+        if self._called_by == get_ident() or self._is_stopped_early:
+            self.buffers.forward_raised()
+            self._is_stopped_early = False
+        self._called_by = by
+        self.buffers.before_forward()
 
     def before_compiled_code(self, module: torch.nn.Module | None) -> None:
         if module is None:
@@ -106,7 +146,17 @@ class ServedIterations:
             self.passes.before_compiled(module)
 
     def after_forward(self, module: torch.nn.Module, nested: bool, output: Any) -> None:
-        if not torch.is_grad_enabled() or inside_a_backward_pass():
+        if is_traced():
+            return
+        if self.in_backward and inside_a_backward_pass():
+            if not nested:
+                self._is_stopped_early = False
+                if self.buffers is not None and self.passes.sync and torch.is_grad_enabled() and module.training:
+                    self.buffers.after_forward()
+            return
+        if not nested:
+            self._called_by = None
+        if not torch.is_grad_enabled():
             return
         if self.passes.forward_ended(module, nested, output) and self.buffers is not None:
             self.buffers.after_forward()
@@ -121,10 +171,9 @@ class ServedIterations:
     @in_turn
     def begin(self) -> None:
         self.check()
-        if not self.passes.forward_was_seen and self.buffers is not None and not self._has_warned and self.rank == 0:
-            self._has_warned = True
-            log.warning("gradlane: %s", UNSEEN_FORWARD)
-        if any(self._sent[tracked.tensor] is not None for tracked in self._unstepped):
+        if not self.passes.forward_was_seen and self.buffers is not None:
+            self._tell(UNSEEN_FORWARD)
+        if self._awaits_step:
             self.fail(
                 "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
                 "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler)",
@@ -139,12 +188,18 @@ class ServedIterations:
         self.iteration += 1
         self._values.begin(self.iteration)
         self._updates.begin(self.tracked, ())
-        if self._has_states:
-            self._has_states = False
-            for tracked in self.tracked:
-                self._groups.states_of(tracked.param).pop(tracked.param, None)
+        self._leave_states_to_the_servers()
+        for optimizer in self._optimizers:
+            if not is_last(optimizer):
+                come_last(optimizer)
         self.passes.backward_begins()
         self.passes.call_at_end(self._end)
+
+    def _tell(self, text: str) -> None:
+        """Log `text` once, on rank 0."""
+        if self.rank == 0 and text not in self._told:
+            self._told.add(text)
+            log.warning("gradlane: %s", text)
 
     @property
     def counting(self) -> bool:
@@ -207,6 +262,12 @@ class ServedIterations:
         with given_up():  # the script's closure may start threads, and its backward pass runs in autograd's
             instead = run_first(optimizer, args, kwargs)
         self.check()
+        if not is_last(optimizer):
+            self.fail(
+                "a step pre-hook runs after gradlane's, which hides the gradients: let optimizer.register_step_pre_hook(hook) "
+                "register it, not the function of the class; or register it before the backward pass",
+                UnsupportedError,
+            )
         if self._groups.rules() != self._rules:
             self.fail(
                 "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
@@ -219,7 +280,12 @@ class ServedIterations:
         for tracked in stepped:
             self._check_gradient(tracked)
             self._sent[tracked.tensor] = None
-        self._updates.step(stepped, stepped, ServedStep())
+        wrap_handlers()
+        aliases = Aliases(optimizer, self.tracked)
+        self._held = {tracked for tracked in stepped if not self._values.has_arrived(tracked.tensor) and aliases.of(tracked)}
+        if self._held:
+            self._tell(_HELD)
+        self._updates.step(stepped, stepped, ServedStep() if stepped else None)
         return instead
 
     def _check_gradient(self, tracked: Tracked) -> None:
@@ -244,24 +310,61 @@ class ServedIterations:
             [
                 tracked
                 for tracked in self._updates
-                if not self._values.plan.crosses_barrier or tracked.unguarded or self._values.has_arrived(tracked.tensor)
+                if not self._values.plan.crosses_barrier
+                or tracked.unguarded
+                or tracked in self._held
+                or self._values.has_arrived(tracked.tensor)
             ]
         )
+        self._held.clear()
 
     # -- values ----------------------------------------------------------------------------------------
 
     def before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
-        if not self._has_states:
-            raise UnsupportedError(
-                "optimizer.state_dict() while the update is on the servers, which have the state: let every rank call "
-                "session.fetch_optimizer_state() before"
+        if self._states is None:
+            self._refuse_state("optimizer.state_dict()")
+        self._refuse_changed_states()
+
+    def _refuse_state(self, what: str = "optimizer.state is used, or the optimizer is copied,") -> NoReturn:
+        raise UnsupportedError(
+            f"{what} while the update is on the servers, which have the state: let every rank call "
+            "session.fetch_optimizer_state() before"
+        )
+
+    def _refuse_changed_states(self) -> None:
+        place = None if self._states is None else self._states.changed(self._states_here())
+        if place is not None:
+            self.fail(
+                f"the script changed the optimizer's state of {self.tracked[place].name}, and the servers have their own: "
+                "close() the session, change it, and attach again",
+                UnsupportedError,
             )
+
+    def _states_here(self) -> list[dict[str, Any]]:
+        """What the optimizers have of the state of each parameter."""
+        return [self._groups.states_of(tracked.param).get(tracked.param, {}) for tracked in self.tracked]
+
+    def _leave_states_to_the_servers(self) -> None:
+        """Their state changes from now on, and the optimizers have none."""
+        if self._states is None:
+            return
+        self._refuse_changed_states()
+        self._states = None
+        for tracked in self.tracked:
+            self._groups.states_of(tracked.param).pop(tracked.param, None)
+        for optimizer in self._optimizers:
+            guarded_states.watch(optimizer, self, self._refuse_state)
 
     def _refuse_load_state_dict(self, *_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(
             "optimizer.load_state_dict() while the update is on the servers, which have it: load it before attaching, or "
             "close() the session, load, and attach again"
         )
+
+    @property
+    def _awaits_step(self) -> bool:
+        """Whether gradients are on the servers with which no optimizer has stepped."""
+        return self.in_backward or any(self._sent[tracked.tensor] is not None for tracked in self._unstepped)
 
     @property
     def _unstepped(self) -> list[Tracked]:
@@ -271,6 +374,12 @@ class ServedIterations:
     def wait_for_unstepped(self) -> None:
         """Wait for the values that no step will ask for."""
         self.actions.wait_for(self._unstepped)
+
+    def take_unstepped(self) -> None:
+        """Copy those values: the session ends, and the servers' state goes with them."""
+        self.wait_for_unstepped()
+        if self._unstepped:
+            self.actions.copy(self._unstepped)
 
     def flush(self) -> None:
         """Wait until the model has every parameter of the last step."""
@@ -283,13 +392,28 @@ class ServedIterations:
 
     def fetch_optimizer_state(self) -> None:
         """Copy the servers' optimizer state to this rank's optimizers, until the next backward pass."""
+        self.check()
+        if self._awaits_step:
+            self.fail(
+                "fetch_optimizer_state() before step(), when the gradients are on the servers: call it between step() and the "
+                "next backward pass",
+                UnsupportedError,
+            )
+        self._refuse_changed_states()
+        self.fetch_states()
+
+    def fetch_states(self) -> None:
+        """As `fetch_optimizer_state`, whatever the script has done."""
         self.flush()
         self.wait_for_unstepped()
         all_go_on(self._unstepped, Event.STEP)  # their slots have the state from here on, which no step must copy
-        for tracked, state in zip(self.tracked, fetched_states(self._values), strict=True):
+        fetched = fetched_states(self._values)
+        for optimizer in self._optimizers:
+            guarded_states.unwatch(optimizer, self)
+        for tracked, state in zip(self.tracked, fetched, strict=True):
             if state:
                 self._groups.states_of(tracked.param)[tracked.param] = state
-        self._has_states = True
+        self._states = KnownStates(self._states_here())
 
     # -- failing, forks and signals --------------------------------------------------------------------------
 
@@ -333,8 +457,15 @@ class ServedIterations:
         self._updates.give_up(self.tracked, str(self.failure or "this process was forked meanwhile"))
 
     def give_up(self) -> None:
-        """The session ends: refuse reads of parameters that a failed job has left without their new values."""
-        self._updates.give_up(self.tracked, str(self.failure or self._values.failure() or "close() was interrupted"))
+        """The session ends: refuse reads of parameters that a failed job has left without their new values, and of the state
+        that it has left on the servers.
+        """
+        why = str(self.failure or self._values.failure() or "close() was interrupted")
+        self._updates.give_up(self.tracked, why)
+        for optimizer in self._optimizers if self._states is None else ():
+            guarded_states.unwatch_for_all(optimizer)
+            lacks = f"the state of {type(optimizer).__name__} was on the servers when the job failed ({why})"
+            outdated.refuse_state(optimizer, f"{lacks}. Load a checkpoint before anything reads it")
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ import torch
 from gradlane.errors import UnsupportedError
 from gradlane.live.comm.turn import given_up
 from gradlane.live.remote_update.values import Values
-from gradlane.live.session import guarded_params, outdated
+from gradlane.live.session import guarded_params, outdated, torch_patches
 from gradlane.live.session.guarding import Guarding
 from gradlane.live.session.tracked import Tracked
 
@@ -41,11 +41,18 @@ class ServedActions(Guarding):
         iterations: of the session.
         values: the servers' parameters.
         on_use: called with a guarded parameter before its first use.
+        on_leaving: called before anything reads parameters in C++, by the ways that `torch_patches.py` knows.
     """
 
-    def __init__(self, iterations: ServedIterations, values: Values, on_use: Callable[[Tracked], None]) -> None:
+    def __init__(
+        self,
+        iterations: ServedIterations,
+        values: Values,
+        on_use: Callable[[Tracked], None],
+        on_leaving: Callable[[], None],
+    ) -> None:
         super().__init__(iterations.tracked, on_use)
-        self._iterations, self._values = iterations, values
+        self._iterations, self._values, self._on_leaving = iterations, values, on_leaving
         self.check = iterations.check
         self._has_changed = threading.Condition()
         self._hidden: dict[Tracked, torch.Tensor | None] = {}
@@ -116,16 +123,18 @@ class ServedActions(Guarding):
     # -- what is on the servers, or on a device -----------------------------------------------------
 
     def guard_state(self, step: ServedStep) -> None:
+        torch_patches.before_leaving(self, self._on_leaving)
+
+    def unguard_state(self, step: ServedStep) -> None:
         """The servers have the optimizer's state."""
 
-    unguard_state = guard_state
-
-    has_raised = guard_state  # it has updated nothing, since all gradients are hidden from it
+    has_raised = unguard_state  # it has updated nothing, since all gradients are hidden from it
 
     def all_are_made(self) -> None:
-        """Nothing else waits for the last update."""
+        torch_patches.nothing_is_owed(self)
 
-    all_are_summed = all_are_made
+    def all_are_summed(self) -> None:
+        """Nothing was left undone to a gradient."""
 
     def from_elsewhere(self, makes_updates: Callable[[], None]) -> None:
         """The model is in CPU memory."""

@@ -102,12 +102,12 @@ class ServedSession:
                 self._values.leave()
                 if iterations.buffers is not None:
                     iterations.buffers.close()
-                iterations.wait_for_unstepped()
+                iterations.take_unstepped()
                 self._values.meet()
                 if self.staleness != 0:
                     self._values.fetch("parameters")
                     iterations.actions.copy(iterations.tracked)
-                iterations.fetch_optimizer_state()
+                iterations.fetch_states()
                 self._values.meet()
         finally:
             self._passes.close()

@@ -29,11 +29,12 @@ class SentGradient:
     """
 
     def __init__(self, gradient: torch.Tensor) -> None:
-        self._gradient, self._version = gradient, gradient._version
+        self._gradient, self._version, self._address = gradient, gradient._version, gradient.data_ptr()
 
     def is_unchanged_in(self, param: torch.nn.Parameter) -> bool:
-        """Whether `param.grad` is the gradient that was sent, unchanged."""
-        return param.grad is self._gradient and self._gradient._version == self._version
+        """Whether `param.grad` is the gradient that was sent, unchanged; writes through its `data` are not noticed."""
+        gradient = self._gradient
+        return param.grad is gradient and gradient._version == self._version and gradient.data_ptr() == self._address
 
 
 class Values:

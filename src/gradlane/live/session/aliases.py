@@ -17,6 +17,7 @@ from weakref import getweakrefcount
 
 import torch
 
+from gradlane.live.session.guarded_states import attributes_of
 from gradlane.live.session.tracked import Tracked
 
 _IMMUTABLE = frozenset((int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
@@ -117,7 +118,7 @@ class Aliases:
 
     def __init__(self, optimizer: torch.optim.Optimizer, tracked: Sequence[Tracked]) -> None:
         self._tracked = tracked
-        state = optimizer.state
+        state = attributes_of(optimizer)["state"]  # which may be watched: nothing of it is read here
         self._state_is_held = sys.getrefcount(state) > _ONE_ENTRY  # the optimizer alone has it, as a dict has its entry
         self._state = state
         self._by_storage: dict[int, int] | None = None

@@ -127,6 +127,13 @@ def is_last(optimizer: torch.optim.Optimizer) -> bool:
     return last is None or hasattr(last, "_of_gradlane")
 
 
+def come_last(optimizer: torch.optim.Optimizer) -> None:
+    """Have the pre-hooks of sessions run behind all others from the next step on."""
+    hooks: Any = optimizer._optimizer_step_pre_hooks
+    for key in [key for key, hook in hooks.items() if hasattr(hook, "_of_gradlane")]:
+        hooks.move_to_end(key)
+
+
 def inside_a_backward_pass() -> bool:
     """Whether autograd runs a backward pass on this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
