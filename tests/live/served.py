@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import signal
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,8 @@ from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
+from gradlane.live.comm.turn import is_here
+from gradlane.live.remote_update.served_actions import ServedActions
 from gradlane.live.startup.launched import set_launched
 from tests.live.cases import differences
 from tests.live.loops import LOOPS, Job, Mlp, adam, bits, momentum, under_ddp
@@ -200,6 +204,7 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
     generator = torch.Generator().manual_seed(rank)
     group, weight = optimizer.param_groups[0], model.layers[1].weight
     changes: dict[str, Callable[[], Any]] = {
+        "fetched and changed": lambda: None,
         "learning rate": lambda: group.update(lr=0.2),
         "clipped": lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
         "dropped": lambda: optimizer.zero_grad(),
@@ -207,6 +212,11 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
         "two steps": optimizer.step,
         "state": optimizer.state_dict,
         "load": lambda: optimizer.load_state_dict({}),
+        "state by hand": lambda: optimizer.state[weight],
+        "copied": lambda: copy.deepcopy(optimizer),
+        "fetched too soon": lambda: session.fetch_optimizer_state(),
+        "hooked by the class": lambda: torch.optim.Optimizer.register_step_pre_hook(optimizer, drop),
+        "data replaced": lambda: setattr(weight.grad, "data", weight.grad * 0.7),
         "written": lambda: weight.detach().zero_(),
     }
 
@@ -217,7 +227,7 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
         model.layers[0].weight.register_post_accumulate_grad_hook(drop)
         changes[change] = drop
     try:
-        with gradlane.attach_to_servers(model, optimizer, timeout=20):
+        with gradlane.attach_to_servers(model, optimizer, timeout=20) as session:
             for step in range(5):
                 x, y = model.batch(generator)
                 optimizer.zero_grad()
@@ -225,9 +235,94 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
                 if step == 2:
                     changes[change]()
                 optimizer.step()
+                if step == 2 and change == "fetched and changed":
+                    session.fetch_optimizer_state()
+                    optimizer.state[weight]["momentum_buffer"].mul_(0.5)
     except (UnsupportedError, JobError) as error:
         return type(error).__name__, str(error)
     return "nothing", ""
+
+
+def without_its_last_step(rank: int, world: int) -> list[str]:
+    """Three steps beside two and a backward pass: what differs at the end."""
+    found = []
+    for steps in (3, 2):
+        torch.manual_seed(1)
+        model = Mlp()
+        optimizer = momentum(model)
+        generator = torch.Generator().manual_seed(rank)
+        with gradlane.attach_to_servers(model, optimizer, timeout=20):
+            for _ in range(steps):
+                _step(model, optimizer, model.batch(generator))
+            if steps == 2:
+                optimizer.zero_grad()
+                x, y = model.batch(generator)
+                F.cross_entropy(model(x), y).backward()
+        found.append(bits(model, optimizer))
+    return differences(*found)
+
+
+def with_a_frozen_half(rank: int, world: int) -> bool:
+    """Whether parameters that are frozen, and have an optimizer of their own, stay as they are while others train."""
+    model = Mlp()
+    model.layers[:2].requires_grad_(False)
+    optimizers = [torch.optim.SGD(half.parameters(), lr=0.1) for half in (model.layers[:2], model.layers[2:])]
+    generator = torch.Generator().manual_seed(rank)
+    before = None
+    with gradlane.attach_to_servers(model, optimizers, timeout=20):
+        for _ in range(3):
+            before = before or [param.detach().clone() for param in model.parameters()]  # those of rank 0
+            x, y = model.batch(generator)
+            F.cross_entropy(model(x), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)] == [True] * 4 + [False] * 4
+
+
+def state_after_a_failure(rank: int, world: int) -> tuple[str, str]:
+    """What reading the optimizer's state raises once the job has failed, and which state another one has that is loaded."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    saved = copy.deepcopy(optimizer.state_dict())
+    with contextlib.suppress(JobError, UnsupportedError), gradlane.attach_to_servers(model, optimizer, timeout=20):
+        for _ in range(3):
+            _step(model, optimizer, model.batch(generator))
+        optimizer.step()
+    try:
+        optimizer.state_dict()
+    except JobError as error:
+        optimizer.load_state_dict(saved)
+        assert optimizer.state_dict() == saved
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def interrupted(rank: int, world: int) -> list[bool]:
+    """Whether a handler, which the script has set after attaching, ran in the middle of a change, for each signal that came in
+    one.
+    """
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    really, seen = ServedActions.copy, []
+
+    def copied(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        really(*args)
+
+    before = signal.getsignal(signal.SIGUSR2)
+    try:
+        with gradlane.attach_to_servers(model, optimizer, timeout=20), patch.object(ServedActions, "copy", copied):
+            signal.signal(signal.SIGUSR2, lambda *_: seen.append(is_here()))
+            for _ in range(4):
+                _step(model, optimizer, model.batch(generator))
+            model.state_dict()
+            time.sleep(0.1)  # until the last signal has been sent again
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    return seen
 
 
 def stops(rank: int, world: int) -> tuple[str, float]:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.matrix
 
 EXAMPLES = {"cpu": 40, "late": 20}
 """By device; "late" is the CPU, taken for one."""
+SERVED_EXAMPLES = 15
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,29 @@ def test_generated_programs_are_equal_or_refused(runner, device_runner, device):
     each()
     assert kinds.count("equal") > examples / 2  # programs that DDP or gradlane refuses say nothing
     assert deferring > examples / 4
+
+
+def test_generated_programs_whose_update_is_on_the_servers_are_equal_or_refused(runner):
+    outcomes = []
+
+    @settings(
+        max_examples=SERVED_EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs(WITHOUT, served=True))
+    def each(program: Program) -> None:
+        outcome = runner.run(program)
+        outcomes.append(outcome)
+        assert not outcome.bad, (
+            f"{outcome.kind} {outcome.about}\n{outcome.trace}python -m tests.live.programs --program '{program.json()}'"
+        )
+
+    each()
+    assert sum(outcome.kind == "equal" for outcome in outcomes) > SERVED_EXAMPLES / 2
+    assert sum(any(outcome.deferred) for outcome in outcomes) > SERVED_EXAMPLES / 2
 
 
 def test_programs_are_read_back_from_their_json():

@@ -196,6 +196,12 @@ REFUSALS = {
     "two steps": "step() without a backward pass before it",
     "state": "optimizer.state_dict() while the update is on the servers",
     "load": "optimizer.load_state_dict() while the update is on the servers",
+    "state by hand": "optimizer.state is used, or the optimizer is copied, while the update is on the servers",
+    "copied": "optimizer.state is used, or the optimizer is copied, while the update is on the servers",
+    "fetched too soon": "fetch_optimizer_state() before step()",
+    "fetched and changed": "the script changed the optimizer's state of layers.1.weight",
+    "hooked by the class": "a step pre-hook runs after gradlane's",
+    "data replaced": "the gradient of layers.1.weight was changed between",
     "written": "the script wrote to layers.1.weight",
 }
 
@@ -238,6 +244,26 @@ ATTACHED = {
     "launched algorithm": ("InputError", "the launcher gave --algorithm"),
     "ranks differ": ("MismatchError", "ranks disagree on options"),
 }
+
+
+def test_a_gradient_without_a_step_is_in_what_all_have_at_the_end(two_ranks):
+    assert two_ranks.run("tests.live.served:without_its_last_step") == [[], []]
+
+
+def test_an_optimizer_of_frozen_parameters_alone_does_nothing(two_ranks):
+    assert two_ranks.run("tests.live.served:with_a_frozen_half") == [True, True]
+
+
+def test_the_state_that_a_failed_job_has_left_on_the_servers_is_not_read(two_ranks):
+    for kind, text in two_ranks.run("tests.live.served:state_after_a_failure"):
+        assert kind == "JobError"
+        assert "the state of SGD was on the servers when the job failed" in text
+
+
+def test_a_signal_handler_never_runs_while_values_are_copied(two_ranks):
+    for seen in two_ranks.run("tests.live.served:interrupted"):
+        assert seen
+        assert not any(seen)
 
 
 def test_a_parameter_that_was_frozen_when_the_servers_got_the_others_is_not_trained(two_ranks):

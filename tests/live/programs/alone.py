@@ -81,9 +81,11 @@ def alone_served() -> Iterator[Program]:
     for way in SERVED_WAYS:
         yield _program([PLAIN] * 3, way=way)
     for program in (*alone(), *_placed("fetch_state")):
+        if any("backward" not in {line.split()[0] for line in step} for step in program.steps):
+            continue
         if program.way != "bytescheduler late" or any(matches(item, words) for item in program.items() for words in AS_SERVED):
             continue
-        if any("zero_grad" not in {line.split()[0] for line in step} for step in program.steps):
+        if not all(_zeroes_first(step) for step in program.steps):
             continue
         optimizer = program.optimizer if program.optimizer in SERVED else "momentum"
         if MODELS[program.model].are_models:
@@ -91,9 +93,18 @@ def alone_served() -> Iterator[Program]:
         elif program.model in NOISY and optimizer in TAKES_ROOTS:
             continue
         served = structs.replace(program, optimizer=optimizer, way=SERVED_WAYS[0])
-        yield served
-        if any(matches(line, words) for step in program.steps for line in step for words in OF_STATE):
+        lines = [line for step in program.steps for line in step]
+        if not any(line.startswith("fork state") for line in lines):  # whose child could not tell of its error
+            yield served
+        if any(matches(line, words) for line in lines for words in OF_STATE):
             yield structs.replace(served, steps=tuple(_with_state(step) for step in served.steps))
+
+
+def _zeroes_first(step: tuple[str, ...]) -> bool:
+    """Whether gradients are not added to those of the step before, and not zeroed through their data once they are sent."""
+    names = [line.split()[0] for line in step]
+    zeroed, summed = names.index("zero_grad") if "zero_grad" in names else len(step), names.index("backward")
+    return zeroed < summed and "zero_grad data" not in step[summed:]
 
 
 def _with_state(step: tuple[str, ...]) -> tuple[str, ...]:

@@ -124,6 +124,39 @@ KEPT: dict[str, Program] = {
     "a_forward_pass_without_a_backward_pass_before_no_sync": _program(("zero_grad", "forward", "backward no_sync", "step")),
 }
 
+SERVED_LATE = "mercury late served"
+KEPT |= {
+    # where the update is on the servers
+    "an_evaluation_of_new_values_that_are_late": _program((*PLAIN, "evaluate no_grad"), model="static", way=SERVED_LATE),
+    "new_values_read_by_a_function_of_torch_in_c": _program((*PLAIN, "unasked as_subclass"), PLAIN, way=SERVED_LATE),
+    "new_values_read_by_a_state_dict_that_is_not_copied": _program(
+        ("zero_grad", "keep state_dict", "backward", "step", "look"), PLAIN, way=SERVED_LATE
+    ),
+    "new_values_read_by_numpy_arrays": _program(
+        ("zero_grad", "keep parameter_numpy", "backward", "step", "look"), PLAIN, way=SERVED_LATE
+    ),
+    "buffers_of_a_forward_pass_that_raised_at_its_end": _program(
+        (*PLAIN, "stumble forward_end"), PLAIN, PLAIN, model="buffers", way="p3 mixed served"
+    ),
+    "buffers_of_a_checkpoint_around_the_model": _program(
+        ("zero_grad", "backward reentrant", "step"), PLAIN, model="convolutions", way="bytescheduler mixed served"
+    ),
+    "buffers_of_a_checkpoint_that_is_run_once_more": _program(
+        ("zero_grad", "backward recomputed", "step"), PLAIN, model="buffers", way=SERVED_LATE
+    ),
+    "a_step_pre_hook_by_the_class_that_clips_what_servers_have": _program(
+        PLAIN, hooks=("after unbound_step_pre clip",), way=SERVED_LATE
+    ),
+    "state_of_the_servers_read_without_fetching_it": _program((*PLAIN, "state read"), PLAIN, way=SERVED_LATE),
+    "state_of_the_servers_fetched_and_changed": _program((*PLAIN, "fetch_state", "state scale"), PLAIN, way=SERVED_LATE),
+    "state_of_the_servers_fetched_in_place_of_a_step": _program(
+        ("zero_grad", "backward", "fetch_state"), PLAIN, way=SERVED_LATE
+    ),
+    "the_data_of_a_gradient_replaced_that_servers_have": _program(
+        ("zero_grad", "backward", "scale replace_data", "step"), PLAIN, way=SERVED_LATE
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Open:

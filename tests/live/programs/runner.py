@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import gradlane.errors
 from tests.live.programs.program import Program
 from tests.live.ranks import Ranks
 from tests.processes import PROCESSES
@@ -105,8 +106,10 @@ def _outcome(answers: list[tuple[bool, Any] | None]) -> Outcome:
     refused = [one["refused_by_ddp"] for one in found if "refused_by_ddp" in one]
     if refused:
         return Outcome("discarded", refused[0])
-    broken = [f"{answer[1][0]}: {answer[1][1]}" for answer in answers if answer and not answer[0]]
+    failed = [answer[1] for answer in answers if answer and not answer[0]]
+    broken = [f"{kind}: {text}" for kind, text, _ in failed if not hasattr(gradlane.errors, kind)]
     errors = [(one["typed"], one["error"]) for one in found if "error" in one]
+    errors += [(True, told) for told in failed if hasattr(gradlane.errors, told[0])]  # of a thread of the program's own
     untyped = [(f"{kind}: {text}", trace) for typed, (kind, text, trace) in errors if not typed]
     if untyped:
         return Outcome("raises", untyped[0][0], untyped[0][1], deferred)

@@ -142,7 +142,7 @@ NOT_WITH_NO_SYNC = ("forward", "evaluate enable_grad")
 AS_SERVED = (
     # .grad has the rank's own gradient there, not the average
     *("norm", "clip 0.1", "clip 100", "flat", "scale_flat_buffers", "see gradients", "surgery", "scaled", "infinite"),
-    *("keep gradients", "keep gradient_data", "keep gradient_views", "step_post gradients"),
+    *("keep gradients", "keep gradient_data", "keep gradient_views", "step_post gradients", "apply tensors"),
     *(f"{hook} {what}" for hook in ("step_pre", "unbound_step_pre", "global_step_pre") for what in ("norm", "keep")),
     # sums of averages are rounded otherwise than averages of sums
     "no zero_grad",
@@ -158,14 +158,21 @@ AS_SERVED = (
 )
 """What programs go without whose update is on the servers, since it is not to be compared there."""
 
+MIDWAY = "midway"
+"""Leaves out what changes the optimizer's options or needs its state, between a backward pass and the step."""
+
 TOO_LATE = (
     *GRADIENTS,
     *(f"state {how}" for how in ("clear", "new", "pop", "replace", "zero", "scale")),
     *("flat_buffers", "sam", "no step", "step twice", "step 0", "step 1", "no_sync_backward", "summed twice", "no sum"),
     *("write", "step_pre", "unbound_step_pre", "global_step_pre", "step_post clamp", "step_post state"),
     *("forward_pre clamp", "child_pre clamp", "rollback", "option", "stumble step_pre", "stumble step_post"),
+    MIDWAY,
 )
 """What is mostly refused there. Few programs have any of it: most get to their end."""
+
+NOT_WITH_NO_SYNC_AS_SERVED = ("stumble loss", "stumble backward")
+"""As `NOT_WITH_NO_SYNC`: the pass inside no_sync is summed, and a second one is refused."""
 
 OF_STATE = (
     *(
@@ -181,6 +188,9 @@ OF_STATE = (
     *("distributed_state optimizer", "interrupt save", "fork state"),
 )
 """What needs the optimizer's state, which is fetched before."""
+
+OF_OPTIONS = ("rate", "schedule", "fetch_state")
+"""What comes between a step and the next backward pass."""
 
 NOISY = (
     *("convolutions", "channels_last", "static_convolutions", "convolutions_of_unequal_buffers", "attention", "static"),
@@ -230,7 +240,9 @@ def programs(draw: Any, without: Sequence[str] = (), served: bool = False) -> Pr
     """
     may_skip = draw(st.booleans())
     if served:
-        without = [*without, *AS_SERVED, *(TOO_LATE if draw(st.integers(0, 99)) < 85 else ())]
+        without = [*without, *AS_SERVED]
+        if draw(st.integers(0, 99)) < 85:
+            without += [*TOO_LATE, *(NOT_WITH_NO_SYNC_AS_SERVED if may_skip else ())]
     choices = _Choices(
         draw, [*without, *(NOT_WITH_NO_SYNC if may_skip else ("no_sync", "no_sync_backward", "no_sync_forward"))]
     )
@@ -351,7 +363,10 @@ def _step(
             step.append("step" if style.step == "closure" else style.step)
     for kind in kinds:
         if choices.chance(45):
-            step.insert(_place(choices, step, kind in gradients), choices.of(actions[kind]))
+            place = _place(choices, step, kind in gradients)
+            line = choices.of(actions[kind])
+            needs_step = not choices.allowed([MIDWAY]) and any(matches(line, words) for words in (*OF_STATE, *OF_OPTIONS))
+            step.insert(len(step) if needs_step else place, line)
     if choices.chance(8) and "step" in step and choices.allowed(["step 0", "step 1"]):
         step[step.index("step")] = choices.of(choices.allowed(["step 0", "step 1"]))
     if choices.chance(4) and "step" in step and choices.allowed(["step twice"]):

@@ -47,16 +47,20 @@ class KnownStates:
     """The optimizer's state of each parameter as it is now, to find out whether the script changes it afterwards."""
 
     def __init__(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self._known = [_marks(state) for state in states]
+        self._known = [
+            {key: (value, value._version) for key, value in state.items() if isinstance(value, torch.Tensor)}
+            for state in states
+        ]
 
     def changed(self, states: Sequence[Mapping[str, Any]]) -> int | None:
         """The first place at which `states` are not what they were; None if there is none."""
-        pairs = enumerate(zip(self._known, states, strict=True))
-        return next((place for place, (known, state) in pairs if known != _marks(state)), None)
-
-
-def _marks(state: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    return {key: (id(value), value._version) for key, value in state.items() if isinstance(value, torch.Tensor)}
+        for place, (known, state) in enumerate(zip(self._known, states, strict=True)):
+            now = {key for key, value in state.items() if isinstance(value, torch.Tensor)}
+            if now != known.keys() or any(
+                state[key] is not value or value._version != seen for key, (value, seen) in known.items()
+            ):
+                return place
+        return None
 
 
 def _part_of(state: Mapping[str, Any], part: Part, like: torch.Tensor) -> torch.Tensor:
