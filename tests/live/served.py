@@ -280,8 +280,8 @@ def with_a_frozen_half(rank: int, world: int) -> bool:
     return [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)] == [True] * 4 + [False] * 4
 
 
-def state_after_a_failure(rank: int, world: int) -> tuple[str, str]:
-    """What reading the optimizer's state raises once the job has failed, and which state another one has that is loaded."""
+def state_after_a_failure(rank: int, world: int) -> list[tuple[str, str]]:
+    """What reading the optimizer's state raises once the job has failed, and attaching again; and another state is loaded."""
     model = Mlp()
     optimizer = momentum(model)
     generator = torch.Generator().manual_seed(rank)
@@ -290,13 +290,15 @@ def state_after_a_failure(rank: int, world: int) -> tuple[str, str]:
         for _ in range(3):
             _step(model, optimizer, model.batch(generator))
         optimizer.step()
-    try:
-        optimizer.state_dict()
-    except JobError as error:
-        optimizer.load_state_dict(saved)
-        assert optimizer.state_dict() == saved
-        return type(error).__name__, str(error)
-    return "nothing", ""
+    raised = []
+    for use in (optimizer.state_dict, lambda: gradlane.attach_to_servers(model, optimizer)):
+        try:
+            use()
+        except JobError as error:
+            raised.append((type(error).__name__, str(error)))
+    optimizer.load_state_dict(saved)
+    assert optimizer.state_dict() == saved
+    return raised
 
 
 def interrupted(rank: int, world: int) -> list[bool]:

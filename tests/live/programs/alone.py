@@ -93,10 +93,8 @@ def alone_served() -> Iterator[Program]:
         elif program.model in NOISY and optimizer in TAKES_ROOTS:
             continue
         served = structs.replace(program, optimizer=optimizer, way=SERVED_WAYS[0])
-        lines = [line for step in program.steps for line in step]
-        if not any(line.startswith("fork state") for line in lines):  # whose child could not tell of its error
-            yield served
-        if any(matches(line, words) for line in lines for words in OF_STATE):
+        yield served
+        if any(matches(line, words) for step in program.steps for line in step for words in OF_STATE):
             yield structs.replace(served, steps=tuple(_with_state(step) for step in served.steps))
 
 

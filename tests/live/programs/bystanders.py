@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gradlane.errors import GradlaneError
 from tests.live.programs.run import Run, action
 from tests.live.unasked import UNASKED
 
@@ -54,8 +55,12 @@ def fork(run: Run, what: str) -> None:
     child = os.fork()
     if not child:
         try:
-            values = run.parameters() if what == "parameters" else [v for s in run.states() for v in s.values()]
-            told = [value.detach().numpy().copy() for value in values if isinstance(value, torch.Tensor)]
+            told: Any
+            try:
+                values = run.parameters() if what == "parameters" else [v for s in run.states() for v in s.values()]
+                told = [value.detach().numpy().copy() for value in values if isinstance(value, torch.Tensor)]
+            except GradlaneError as error:
+                told = f"in a child: {error}"
             with open(writes, "wb") as pipe:
                 pickle.dump(told, pipe)
         finally:
@@ -64,6 +69,8 @@ def fork(run: Run, what: str) -> None:
     with open(reads, "rb") as pipe:
         told = pickle.load(pipe)
     os.waitpid(child, 0)
+    if isinstance(told, str):
+        raise GradlaneError(told)
     run.see(f"a child's {what}", told)
 
 

@@ -295,8 +295,7 @@ def programs(draw: Any, without: Sequence[str] = (), served: bool = False) -> Pr
 def _with_state(choices: _Choices, line: str) -> tuple[str, ...]:
     """An action, behind one that fetches the optimizer's state if it needs that."""
     needs = any(matches(line, words) for words in OF_STATE)
-    may_lack = not line.startswith("fork")  # the child could not tell of its error
-    return ("fetch_state", line) if needs and not (may_lack and choices.chance(5)) else (line,)
+    return ("fetch_state", line) if needs and choices.chance(95) else (line,)
 
 
 def _optimizers(model: str, style: _Style, served: bool) -> list[str]:

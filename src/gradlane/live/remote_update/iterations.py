@@ -323,7 +323,6 @@ class ServedIterations:
     def before_optimizer_state_dict(self, *_: Any, **__: Any) -> None:
         if self._states is None:
             self._refuse_state("optimizer.state_dict()")
-        self._refuse_changed_states()
 
     def _refuse_state(self, what: str = "optimizer.state is used, or the optimizer is copied,") -> NoReturn:
         raise UnsupportedError(

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from gradlane.errors import InputError, UnsupportedError
+from gradlane.live.session import outdated
+from gradlane.live.session.guarded_states import own_class
 from gradlane.transport import Adam, Rule, Sgd
 
 _REFUSED = {"amsgrad": "keeps a third state", "capturable": "is for devices", "differentiable": "needs the update's graph here"}
@@ -25,6 +27,7 @@ class ParameterGroups:
 
     Raises:
         InputError: there is no optimizer.
+        JobError: a failed job has left the optimizer's state on its servers.
         UnsupportedError: servers do not have the optimizer or one of its options, or the optimizers do not have each parameter
             of the model once, and no others.
     """
@@ -70,8 +73,9 @@ class ParameterGroups:
 
 
 def _refuse_what_servers_do_not_know(optimizer: torch.optim.Optimizer) -> None:
+    outdated.check_state(optimizer)
     name = type(optimizer).__name__
-    if type(optimizer) not in _KNOWN:
+    if own_class(optimizer) not in _KNOWN:
         raise UnsupportedError(
             f"servers do not know {name}, expected torch.optim.SGD, Adam or AdamW; gradlane.attach(model, optimizer, "
             "backend='server') updates on the workers, with any optimizer"

@@ -48,6 +48,12 @@ def check(tensor: torch.Tensor) -> None:
         _refuse(tensor)
 
 
+def check_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise a `JobError` if `optimizer` is one whose state is refused."""
+    if type(optimizer) in _own_classes:
+        _refuse(optimizer)
+
+
 def _refuse(what: Any) -> None:
     raise JobError(object.__getattribute__(what, _REASON))
 
