@@ -222,12 +222,8 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
         }
         with contextlib.ExitStack() as ends:
             if "served" in options:
-                served = [
-                    ends.enter_context(_attached_to_servers(part, _with_parameters_of(part, optimizers), program, asked))
-                    for part in _models(program, model).values()
-                ]
-                run.no_sync = partial(_no_sync, served)
-                run.fetch_state = partial(_fetch_state, served)
+                served = Served(ends, run, _models(program, model), asked)
+                served.attach()
             elif "wrapped" in options:
                 wrappers: dict[str, Any] = {}
                 for name, part in _models(program, model).items():
@@ -248,23 +244,39 @@ def under_gradlane(program: Program, rank: int, world: int, at: list[str]) -> di
             return _trained(run, at)
 
 
-def _attached_to_servers(
-    model: nn.Module, optimizers: list[torch.optim.Optimizer], program: Program, asked: dict[str, Any]
-) -> gradlane.live.ServedSession:
-    return gradlane.attach_to_servers(
-        model,
-        optimizers,
-        policy=asked["policy"],
-        packet_bytes=PACKET_BYTES,
-        summation_order="rank" if "ranked" in program.way.split() else None,
-        broadcast_buffers=MODELS[program.model].ddp.get("broadcast_buffers", True),
-        timeout=TIMEOUT_S,
-    )
+class Served:
+    """The sessions of a program whose update is on the servers. `ends` ends those that are not closed."""
 
+    def __init__(self, ends: contextlib.ExitStack, run: Run, models: dict[str, nn.Module], asked: dict[str, Any]) -> None:
+        self._ends, self._run, self._models = ends, run, models
+        self._options = {
+            "policy": asked["policy"],
+            "packet_bytes": PACKET_BYTES,
+            "summation_order": "rank" if "ranked" in run.program.way.split() else None,
+            "broadcast_buffers": MODELS[run.program.model].ddp.get("broadcast_buffers", True),
+            "timeout": asked["timeout"],
+        }
+        self._sessions: list[gradlane.live.ServedSession] = []
 
-def _fetch_state(sessions: Sequence[gradlane.live.ServedSession]) -> None:
-    for session in sessions:
-        session.fetch_optimizer_state()
+    def attach(self) -> None:
+        optimizers = self._run.optimizers
+        self._sessions = [
+            self._ends.enter_context(gradlane.attach_to_servers(model, _with_parameters_of(model, optimizers), **self._options))
+            for model in self._models.values()
+        ]
+        self._run.no_sync = partial(_no_sync, self._sessions)
+        self._run.fetch_state, self._run.apart = self._fetch_state, self._apart
+
+    def _fetch_state(self) -> None:
+        for session in self._sessions:
+            session.fetch_optimizer_state()
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        for session in self._sessions:
+            session.close()
+        yield
+        self.attach()
 
 
 def _ddp_options(program: Program) -> dict[str, Any]:

@@ -135,6 +135,9 @@ KEPT |= {
     "new_values_read_by_numpy_arrays": _program(
         ("zero_grad", "keep parameter_numpy", "backward", "step", "look"), PLAIN, way=SERVED_LATE
     ),
+    "buffers_of_an_evaluation_in_another_dtype": _program(
+        (*PLAIN, "cast bfloat16 through"), model="convolutions", way=SERVED_LATE
+    ),
     "buffers_of_a_forward_pass_that_raised_at_its_end": _program(
         (*PLAIN, "stumble forward_end"), PLAIN, PLAIN, model="buffers", way="p3 mixed served"
     ),

@@ -9,7 +9,7 @@ import pickle
 import torch
 from torch import nn
 
-from tests.live.programs.run import Run, action
+from tests.live.programs.run import ACTIONS, Run, action
 
 # -- looking -----------------------------------------------------------------------------------------------
 
@@ -284,6 +284,14 @@ def _is_moment(key: str, value: object) -> bool:
 def fetch_state(run: Run) -> None:
     """From the servers, if it is there."""
     run.fetch_state()
+
+
+@action
+def reattach(run: Run, *words: str) -> None:
+    """Sessions are closed, another action is done where there is one, and all attach again."""
+    with run.apart():
+        if words:
+            ACTIONS[words[0]](run, *words[1:])
 
 
 @action

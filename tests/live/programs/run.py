@@ -28,6 +28,8 @@ class Run:
     generator: torch.Generator
     fetch_state: Callable[[], None] = lambda: None
     """Has the optimizers' state fetched, where it is on servers."""
+    apart: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """Closes sessions whose update is on the servers, and attaches others at the end."""
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
     """References that the program took, and looks at later."""

@@ -189,7 +189,14 @@ OF_STATE = (
 )
 """What needs the optimizer's state, which is fetched before."""
 
-OF_OPTIONS = ("rate", "schedule", "fetch_state")
+REATTACH = [
+    *("reattach", "reattach rollback model optimizer", "reattach option momentum 0.5", "reattach write mul all"),
+    *("reattach write data odd", "reattach write new_data all"),
+    *(f"reattach state {how}" for how in ("clear", "pop", "replace", "scale")),
+]
+"""What servers are told by closing a session and attaching again."""
+
+OF_OPTIONS = ("rate", "schedule", "fetch_state", "reattach")
 """What comes between a step and the next backward pass."""
 
 NOISY = (
@@ -251,6 +258,8 @@ def programs(draw: Any, without: Sequence[str] = (), served: bool = False) -> Pr
     if served:
         between.pop("zero_grad")
         between["fetch_state"] = ["fetch_state"]
+        if MIDWAY in without and not _has_buffers(model):  # buffers become those of rank 0 at once; under DDP in a forward pass
+            between["reattach"] = REATTACH
     if _has_buffers(model):
         between.pop("evaluate_on_one_rank", None)  # DDP's broadcast of buffers would wait for the other rank
         between.pop("represent", None)  # it calls the module, which is a forward pass of an attached model
@@ -363,7 +372,8 @@ def _step(
     for kind in kinds:
         if choices.chance(45):
             place = _place(choices, step, kind in gradients)
-            line = choices.of(actions[kind])
+            # what is too late in a session is not between two of them
+            line = choices.draw(st.sampled_from(REATTACH)) if kind == "reattach" else choices.of(actions[kind])
             needs_step = not choices.allowed([MIDWAY]) and any(matches(line, words) for words in (*OF_STATE, *OF_OPTIONS))
             step.insert(len(step) if needs_step else place, line)
     if choices.chance(8) and "step" in step and choices.allowed(["step 0", "step 1"]):

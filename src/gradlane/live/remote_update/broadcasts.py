@@ -42,11 +42,11 @@ class Broadcasts:
         self._error: BaseException | None = None
         self._sync.connect(lambda forward, why: None, self._ended)
 
-    def before_forward(self) -> None:
-        """Receive rank 0's buffers if DDP would broadcast them before this forward pass. Raises a
+    def before_forward(self, trains: bool) -> None:
+        """Receive rank 0's buffers if DDP would broadcast them before this forward pass, in training mode or not. Raises a
         `JobError`.
         """
-        self._sync.before_forward(self._wait_until, trains=True, settled=False)
+        self._sync.before_forward(self._wait_until, trains, settled=False)
 
     def forward_raised(self) -> None:
         """Note that the last forward pass in training did not end: what it began with is due again, as under DDP."""

@@ -110,7 +110,7 @@ class ServedIterations:
         trains = torch.is_grad_enabled() and module.training
         if self.in_backward and inside_a_backward_pass():  # a checkpoint runs it once more, or a hook calls it
             if not nested:
-                self._take_buffers(None)
+                self._take_buffers(module, None)
                 self._is_stopped_early = trains
             return
         if is_traced():
@@ -127,9 +127,9 @@ class ServedIterations:
         else:
             self.passes.hook_compiled_parts()
         if not nested:
-            self._take_buffers(get_ident() if trains else None)
+            self._take_buffers(module, get_ident() if trains else None)
 
-    def _take_buffers(self, by: int | None) -> None:
+    def _take_buffers(self, module: torch.nn.Module, by: int | None) -> None:
         """Take over rank 0's buffers, as DDP does at the start of each call."""
         if self.buffers is None:
             return
@@ -137,7 +137,7 @@ class ServedIterations:
             self.buffers.forward_raised()
             self._is_stopped_early = False
         self._called_by = by
-        self.buffers.before_forward()
+        self.buffers.before_forward(module.training)
 
     def before_compiled_code(self, module: torch.nn.Module | None) -> None:
         if module is None:

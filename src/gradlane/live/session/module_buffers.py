@@ -183,9 +183,9 @@ class BufferSync:
         if not is_due:
             return
         if self._rank == 0:
-            self._tell(wait_until, regular, settled)
+            self._tell(wait_until, regular, settled, converted=not trains)
         else:
-            self._listen(wait_until, regular)
+            self._listen(wait_until, regular, converted=not trains)
 
     def forward_raised(self) -> None:
         """Note that the last forward pass in training did not end: what it began with is due again, as under DDP.
@@ -221,14 +221,14 @@ class BufferSync:
                     self._regular.popleft()
                 self._ask()
 
-    def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool) -> None:
+    def _tell(self, wait_until: WaitUntil, regular: bool, settled: bool, converted: bool) -> None:
         """Rank 0: send the buffers that are due before this forward pass."""
         while self._regular and not self._tries_again:  # what others skip they receive later
             message = self._wait(self._regular.popleft(), wait_until)
             # if not, the buffers had other shapes when it was sent
             if message.layout is self._last.layout:
                 self._idle.append(message)
-        buffers = self._buffers(converted=not regular)
+        buffers = self._buffers(converted)
         while self._extras and self._extras[0][2].ended:
             self._extras.popleft()
         if not regular:
@@ -255,7 +255,7 @@ class BufferSync:
         self._idle.append(now)
         return not now.same_values(self._left)
 
-    def _listen(self, wait_until: WaitUntil, regular: bool) -> None:
+    def _listen(self, wait_until: WaitUntil, regular: bool, converted: bool) -> None:
         """Other ranks: take over the buffers that are due before this forward pass."""
         self._ask(must_come=regular)  # if all ranks only evaluate, rank 0 never sends it
         while self._extras and self._extras[0][0] < self._ended and self._extras[0][2].ended:
@@ -281,7 +281,7 @@ class BufferSync:
                 self._last = self._wait(again, wait_until)
         # if all ranks evaluate between two forward passes that train, DDP broadcasts before the evaluation alone
         if self._evaluated != self._ended:
-            self._take_over(self._last)
+            self._take_over(self._last, converted)
 
     def _skip_tries_of_rank_0(self, wait_until: WaitUntil) -> None:
         """Wait for the next regular broadcast that is not for another try of a pass which has ended here at once."""
