@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.live.loops.job import STEPS, Job, Mlp, adam, loop, momentum
+from tests.live.loops.job import HELD, STEPS, Job, Mlp, adam, loop, momentum
 from tests.live.loops.parts import UNUSED, Branches
 
 
@@ -302,6 +302,20 @@ def a_part_frozen_between_forward_and_backward(job: Job) -> None:
         job.see("gradients", sum(param.grad is None for param in job.model.parameters()))
         job.optimizer.step()
         part.requires_grad_(True)
+
+
+@loop(says=HELD)
+def a_part_frozen_between_backward_and_step_whose_graph_is_kept(job: Job) -> None:
+    """Autograd refers to its weight, and makes no node for it."""
+    part = job.model.layers[1]
+    for _ in range(STEPS):
+        job.optimizer.zero_grad()
+        loss = job.loss()
+        loss.backward(retain_graph=True)
+        part.requires_grad_(False)
+        job.optimizer.step()
+        part.requires_grad_(True)
+        job.see("loss", loss)
 
 
 class FrozenAtFirst(Mlp):

@@ -147,6 +147,12 @@ KEPT |= {
     "buffers_of_a_checkpoint_that_is_run_once_more": _program(
         ("zero_grad", "backward recomputed", "step"), PLAIN, model="buffers", way=SERVED_LATE
     ),
+    "parameters_of_a_script_that_are_frozen_later": _program(
+        ("zero_grad in_place", "backward", "step", "freeze first"),
+        ("zero_grad in_place", "backward", "step"),
+        model="scripted",
+        way=SERVED_LATE,
+    ),
     "a_step_pre_hook_by_the_class_that_clips_what_servers_have": _program(
         PLAIN, hooks=("after unbound_step_pre clip",), way=SERVED_LATE
     ),

@@ -282,7 +282,11 @@ class ServedIterations:
             self._sent[tracked.tensor] = None
         wrap_handlers()
         aliases = Aliases(optimizer, self.tracked)
-        self._held = {tracked for tracked in stepped if not self._values.has_arrived(tracked.tensor) and aliases.of(tracked)}
+        self._held = {
+            tracked
+            for tracked in stepped
+            if not (tracked.unguarded or self._values.has_arrived(tracked.tensor)) and aliases.of(tracked)
+        }
         if self._held:
             self._tell(_HELD)
         self._updates.step(stepped, stepped, ServedStep() if stepped else None)

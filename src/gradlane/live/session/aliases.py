@@ -131,6 +131,8 @@ class Aliases:
         if type(param).__torch_function__ is not _NO_FUNCTION:
             return True
         if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
+            if not param.requires_grad:
+                return True  # it is frozen, and autograd makes no node to count with
             # after a change of dtype the parameter has another node
             tracked.accumulator = accumulator_of(param)
             if param._use_count() > _PARAMETER_AND_ITS_NODE:  # type: ignore[attr-defined]
