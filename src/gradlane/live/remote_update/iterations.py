@@ -281,12 +281,12 @@ class ServedIterations:
             self._check_gradient(tracked)
             self._sent[tracked.tensor] = None
         wrap_handlers()
-        aliases = Aliases(optimizer, self.tracked)
-        self._held = {
-            tracked
-            for tracked in stepped
-            if not (tracked.unguarded or self._values.has_arrived(tracked.tensor)) and aliases.of(tracked)
-        }
+        late = self._values.late([tracked.tensor for tracked in stepped])
+        if late:
+            aliases = Aliases(optimizer, self.tracked)
+            self._held = {
+                tracked for tracked in stepped if tracked.tensor in late and not tracked.unguarded and aliases.of(tracked)
+            }
         if self._held:
             self._tell(_HELD)
         self._updates.step(stepped, stepped, ServedStep() if stepped else None)
@@ -310,16 +310,13 @@ class ServedIterations:
     @in_turn
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._updates.stepped()
-        self._updates.make(
-            [
-                tracked
-                for tracked in self._updates
-                if not self._values.plan.crosses_barrier
-                or tracked.unguarded
-                or tracked in self._held
-                or self._values.has_arrived(tracked.tensor)
+        deferred = list(self._updates)
+        if self._values.plan.crosses_barrier:
+            late = self._values.late([tracked.tensor for tracked in deferred])
+            deferred = [
+                tracked for tracked in deferred if tracked.unguarded or tracked in self._held or tracked.tensor not in late
             ]
-        )
+        self._updates.make(deferred)
         self._held.clear()
 
     # -- values ----------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ class ServedActions(Guarding):
         """Values whose steps were not called are waited for by `ServedIterations.wait_for_unstepped`."""
 
     def arriving_with(self, tracked: Tracked, several: Sequence[Tracked]) -> list[Tracked]:
-        return [other for other in several if self._values.has_arrived(other.tensor)]
+        late = self._values.late([other.tensor for other in several])
+        return [other for other in several if other.tensor not in late]
 
     def update(self, step: ServedStep, several: Sequence[Tracked]) -> None:
         with guarded_params.as_ordinary():

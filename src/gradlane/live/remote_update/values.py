@@ -183,6 +183,10 @@ class Values:
         """Whether the new parameters of this iteration are in slot `tensor`, without waiting."""
         return self._engine.has_arrived(self._last - tensor)
 
+    def late(self, tensors: Sequence[int]) -> set[int]:
+        """Those of `tensors` for which `has_arrived` is false."""
+        return {self._last - tensor for tensor in self._engine.late([self._last - tensor for tensor in tensors])}
+
     def wait_for(self, tensor: int) -> None:
         """Wait until the new parameters of this iteration are in slot `tensor`."""
         if not self.has_arrived(tensor):
