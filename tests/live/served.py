@@ -7,6 +7,7 @@ import copy
 import os
 import signal
 import subprocess
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -308,22 +309,25 @@ def interrupted(rank: int, world: int) -> list[bool]:
     model = Mlp()
     optimizer = momentum(model)
     generator = torch.Generator().manual_seed(rank)
-    really, seen = ServedActions.copy, []
+    really, seen, heard = ServedActions.copy, [], threading.Event()
 
     def copied(*args: Any) -> None:
         os.kill(os.getpid(), signal.SIGUSR2)
         really(*args)
 
-    before = signal.getsignal(signal.SIGUSR2)
+    def handle(*_: Any) -> None:
+        seen.append(is_here())
+        heard.set()
+
     try:
         with gradlane.attach_to_servers(model, optimizer, timeout=20), patch.object(ServedActions, "copy", copied):
-            signal.signal(signal.SIGUSR2, lambda *_: seen.append(is_here()))
+            signal.signal(signal.SIGUSR2, handle)
             for _ in range(4):
                 _step(model, optimizer, model.batch(generator))
             model.state_dict()
-            time.sleep(0.1)  # until the last signal has been sent again
+            heard.wait(20)
     finally:
-        signal.signal(signal.SIGUSR2, before)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # one may be sent again
     return seen
 
 

@@ -36,7 +36,7 @@ deferred.
 - **refused**: the job ends with a typed error that contains these words.
 
 `python -m tests.live.loops > bench/notes/training-loops.md` makes the page, and a test compares them.
-`python -m tests.live.programs --examples 2000` generates more loops.
+`python -m tests.live.programs --examples 2000` generates more loops, and with `--served` loops whose update is on the servers.
 """
 
 

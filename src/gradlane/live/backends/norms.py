@@ -31,8 +31,7 @@ class Norms:
     bits of norms that the script would compute. A sum of the ranks' norms brings them to all: only the owner adds another
     number than zero.
 
-    Threads: whoever has the session's lock, or the work of a stream, calls `phase_ended` and `fill`; the training thread calls
-    the rest.
+    Threads: any thread calls `phase_ended` and `fill`, one at a time; the training thread calls the rest.
 
     Args:
         plan: whose tensors have owners.
