@@ -300,10 +300,13 @@ def test_inputs_of_a_reentrant_checkpoint_are_no_parameters(tmp_path, inputs, in
 def test_a_step_with_several_backward_passes_is_refused(tmp_path, between):
     events = [{**e, "tid": 1} for e in checkpointed([])]
     trace.read(written(tmp_path, {"traceEvents": events}))
-    events.append(event(between, 108.5, 1, "cpu_op"))
+    events.append(event(between, 173, 1, "cpu_op"))
     with pytest.raises(FormatError, match=f"step 0: {between} runs between gradients, so that there are several backward"):
         trace.read(written(tmp_path, {"traceEvents": events}))
-    trace.read(written(tmp_path, {"traceEvents": [*events[:-1], events[-1] | {"tid": 9}]}))  # on a thread of its own
+    # on a thread of its own, which has loaded inputs ahead of the backward pass; or within a backward operation, in no time
+    beside = [event("aten::stack", 1, 1, "cpu_op", tid=9, **{"Sequence number": 2}), events[-1] | {"tid": 9}]
+    trace.read(written(tmp_path, {"traceEvents": [*events[:-1], *beside]}))
+    trace.read(written(tmp_path, {"traceEvents": [*events[:-1], events[-1] | {"ts": 150, "dur": 0}]}))
 
 
 def test_all_kernels_of_one_launch_count(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +17,7 @@ SEVERAL_PASSES = (
     "runs between gradients, so that there are several backward passes (gradient accumulation, several losses or models); "
     "record steps with one backward pass each"
 )
+_ROUNDED_US = 2.0  # by which times are off in traces of whole microseconds
 
 
 def inputs_of_checkpoints(inside: Iterable[Event]) -> set[int]:
@@ -68,11 +69,14 @@ def need_one_pass(inside: Sequence[Event], gradients: Sequence[Event], where: st
     if not marks:
         return
     begun = min(begin for each in marks.values() for begin, _ in each)
-    scripts = {event.tid for event in inside if event.ts < begun and event.args.sequence >= 0}
-    backward = {thread: Intervals(marks[thread]) for thread in scripts}
+    forward = Counter(event.tid for event in inside if event.ts < begun and event.args.sequence >= 0)
+    if not forward:
+        return
+    script = forward.most_common(1)[0][0]  # others may load inputs meanwhile
+    backward = Intervals(marks[script])
     first, last = gradients[0].end, gradients[-1].ts
     for event in inside:
         is_operation = event.is_work_of_the_host and not event.calls_the_runtime and event.name != ACCUMULATE
-        is_between = first < event.ts < last and event.tid in scripts
-        if is_between and is_operation and not backward[event.tid].within(event.ts, event.end):
+        is_between = first < event.ts < last and event.tid == script
+        if is_between and is_operation and not backward.within(event.ts - _ROUNDED_US, event.ts + _ROUNDED_US):
             raise FormatError(f"{where}: {event.name} {SEVERAL_PASSES}")
