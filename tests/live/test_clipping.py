@@ -58,7 +58,7 @@ def test_norms_of_a_device_that_nobody_waits_for_are_found(two_ranks, fault, bac
         if orders:
             assert not ok
             assert "uses of memory are not ordered" in answer[1]
-        else:  # the host takes what is in its memory for norms
+        else:  # the host reads norms that the device has not written yet
             assert ok
             assert any(name.startswith("seen in step") for name in answer[0])
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 
 from tests.live.programs.kept import KEPT, WHY_OPEN, WITHOUT
 from tests.live.programs.program import Program, matches
 from tests.live.programs.runner import Runner
-from tests.live.programs.strategies import programs
+from tests.live.programs.strategies import GENERATED, programs
 
 pytestmark = pytest.mark.matrix
 
@@ -55,13 +55,7 @@ def test_generated_programs_are_equal_or_refused(runner, device_runner, device):
     kinds, deferring = [], 0
     examples = EXAMPLES[device]
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],  # shrinking is the command's, which knows programs
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(GENERATED, max_examples=examples)
     @given(programs(WITHOUT))
     def each(program: Program) -> None:
         nonlocal deferring
@@ -81,13 +75,7 @@ def test_generated_programs_are_equal_or_refused(runner, device_runner, device):
 def test_generated_programs_whose_update_is_on_the_servers_are_equal_or_refused(runner):
     outcomes = []
 
-    @settings(
-        max_examples=SERVED_EXAMPLES,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(GENERATED, max_examples=SERVED_EXAMPLES)
     @given(programs(WITHOUT, served=True))
     def each(program: Program) -> None:
         outcome = runner.run(program)

@@ -258,7 +258,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
             ]
             for name in names
         }
-        rows = [[name, f"{format_share(target)}", _needed_text(needed)] for name, target, needed in answers]
+        rows = [[name, format_share(target), _needed_text(needed)] for name, target, needed in answers]
         question.draw(answer, ["policy", "of linear", "least rate"], rows, lines, "% of linear scaling", "Gbit/s needed")
 
 

@@ -71,7 +71,6 @@ class _Step(NamedTuple):
     sizes: list[tuple[int, str] | None]  # None where the trace has no shapes
     uses: _Uses | None
     length_us: float  # of the profiler's mark; 0 without one
-    waiting: Intervals  # when the host may have waited for sums, where it makes them
     left_out: tuple[int, int]  # AccumulateGrad that were given no gradient, and those of inputs of checkpoints
 
 
@@ -86,7 +85,6 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None = None) ->
     clock = _clock(spans)
     if not clock and any(event.cat in KERNELS for event in spans):
         raise FormatError(f"{name}: kernels and no launches; profile with activities of the CPU too")
-    waiting = _waits_of_the_host(spans)
     steps = []
     for label, length_us, inside in _steps(spans):
         accumulated = [event for event in inside if event.name == ACCUMULATE]
@@ -97,7 +95,7 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None = None) ->
             need_one_pass(inside, gradients, f"{name}: {label}")
             step = _step(inside, gradients, clock, f"{name}: {label}")
             left_out = len(accumulated) - len(given), len(given) - len(gradients)
-            steps.append(step._replace(length_us=length_us, waiting=waiting, left_out=left_out))
+            steps.append(step._replace(length_us=length_us, left_out=left_out))
     if not steps:
         none = "with a gradient " if any(event.name == ACCUMULATE for event in spans) else ""
         raise FormatError(f"{name}: no {ACCUMULATE} {none}in it; profile steps that train, with activities of the CPU too")
@@ -108,7 +106,8 @@ def read(data: bytes, name: str, tensors: Sequence[TensorSpec] | None = None) ->
                 "record steps that are alike"
             )
     of_the_host = not clock and any(event.calls_the_runtime and event.args.correlation >= 0 for event in spans)
-    return _profile(name, steps, tensors, clock, ["no kernels in it: times are the host's"] if of_the_host else [])
+    waits = _waits_of_the_host(spans)
+    return _profile(name, steps, tensors, clock, waits, ["no kernels in it: times are the host's"] if of_the_host else [])
 
 
 def _spans(data: bytes, name: str) -> list[Event]:
@@ -220,7 +219,7 @@ def _step(inside: list[Event], gradients: list[Event], clock: DeviceClock, where
         ready = [passed(begun, event.end) for event in gradients]
         update = sum(end - start for start, end in optimizer)
         uses = uses and uses._replace(starts_us=[passed(first, at) for at in uses.starts_us])
-        return _Step(first, None, passed(first, begun), ready, max(ready), update, sizes, uses, 0.0, Intervals(()), (0, 0))
+        return _Step(first, None, passed(first, begun), ready, max(ready), update, sizes, uses, 0.0, (0, 0))
     forward_part, backward_part = clock.part(first, begun), clock.part(begun, ended)
     if forward_part is None:
         raise FormatError(f"{where}: no kernel was launched before backward begins")
@@ -229,9 +228,7 @@ def _step(inside: list[Event], gradients: list[Event], clock: DeviceClock, where
     update = sum(clock.took_us(part) for part in updates if part is not None)
     uses = uses and uses._replace(starts_us=[clock.offset_us(forward_part, at) for at in uses.starts_us])
     forward = clock.took_us(forward_part)
-    return _Step(
-        forward_part.began_us, forward_part, forward, ready, max(ready), update, sizes, uses, 0.0, Intervals(()), (0, 0)
-    )
+    return _Step(forward_part.began_us, forward_part, forward, ready, max(ready), update, sizes, uses, 0.0, (0, 0))
 
 
 def _first_operation(inside: list[Event], begun: float) -> float:
@@ -288,7 +285,12 @@ def _size(event: Event, where: str) -> tuple[int, str] | None:
 
 
 def _profile(
-    name: str, steps: list[_Step], tensors: Sequence[TensorSpec] | None, clock: DeviceClock, notes: Sequence[str]
+    name: str,
+    steps: list[_Step],
+    tensors: Sequence[TensorSpec] | None,
+    clock: DeviceClock,
+    waits: Intervals,
+    notes: Sequence[str],
 ) -> Profile:
     if len(steps[0].sizes) > MAX_TENSORS:
         raise FormatError(f"{name}: more than {MAX_TENSORS} gradients")
@@ -318,7 +320,7 @@ def _profile(
         Layer(what[:MAX_NAME], end - begin, round(update_ns * size / sum(sizes)))
         for what, size, (begin, end) in zip(names, sizes, pairwise(bounds), strict=True)
     )
-    period_ns, waited_ns = _period_ns(steps, clock)
+    period_ns, waited_ns = _period_ns(steps, clock, waits)
     covered_ns = forward_ns + backward_ns + sum(layer.update_ns for layer in layers)
     uncovered_ns = max(0, period_ns - waited_ns - covered_ns)
     notes = [f"PyTorch profiler, {len(steps)} steps", how, *notes, *_notes(steps, period_ns, waited_ns, uncovered_ns)]
@@ -333,7 +335,7 @@ def _profile(
     )
 
 
-def _period_ns(steps: list[_Step], clock: DeviceClock) -> tuple[int, int]:
+def _period_ns(steps: list[_Step], clock: DeviceClock, waits: Intervals) -> tuple[int, int]:
     """The time from one step's forward pass to the next one's, and what of it collectives were waited for; medians.
 
     Of one step alone it is what the profiler's mark says; 0 where there is none.
@@ -342,7 +344,7 @@ def _period_ns(steps: list[_Step], clock: DeviceClock) -> tuple[int, int]:
     if not pairs:
         return _median_ns([steps[0].length_us]), 0
     waited = [
-        before.waiting.within(before.began_us, after.began_us)
+        waits.within(before.began_us, after.began_us)
         if before.part is None or after.part is None
         else clock.waited_us(before.part, after.part)
         for before, after in pairs

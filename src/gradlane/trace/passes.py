@@ -17,7 +17,7 @@ SEVERAL_PASSES = (
     "runs between gradients, so that there are several backward passes (gradient accumulation, several losses or models); "
     "record steps with one backward pass each"
 )
-_ROUNDED_US = 2.0  # by which times are off in traces of whole microseconds
+_ROUNDED_US = 2.0  # some traces have whole microseconds, whose ends are off by up to this
 
 
 def inputs_of_checkpoints(inside: Iterable[Event]) -> set[int]:

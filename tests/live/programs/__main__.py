@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import click
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,7 +18,7 @@ from tests.live.programs.kept import WITHOUT
 from tests.live.programs.program import Program, matches
 from tests.live.programs.runner import Outcome, Runner
 from tests.live.programs.shrinking import smallest, without_kinds
-from tests.live.programs.strategies import programs
+from tests.live.programs.strategies import GENERATED, programs
 
 Failure = tuple[Program, Outcome]
 Group = tuple[str, frozenset[str]]
@@ -133,13 +133,7 @@ def _run(
         task = progress.add_task("programs", total=examples)
 
         @seed(number)
-        @settings(
-            max_examples=examples,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(GENERATED, max_examples=examples)
         @given(programs(without, served))
         def each(program: Program) -> None:
             outcome = runner.run(program)

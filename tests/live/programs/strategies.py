@@ -7,6 +7,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from tests.live.programs.comparison import SERVED_WAYS, WAYS
@@ -236,6 +237,11 @@ class _Choices:
 
     def chance(self, percent: int) -> bool:
         return self.draw(st.integers(0, 99)) >= 100 - percent  # type: ignore[no-any-return]
+
+
+# shrinking is the command's, which knows programs
+GENERATED = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+"""Of whoever runs `programs`."""
 
 
 @st.composite

@@ -44,7 +44,7 @@ class Norms:
     Attributes:
         memory: of what is summed, beside the sums; it stays.
         are_there: whether the norms of all ranks have come; in a stream, whether that is queued.
-        owned: the tensors of which this rank is the owner.
+        owned: this rank's tensors.
         order: as torch has it.
         staged: computes norms where the sums are in CPU memory and the gradients on a device; None elsewhere.
         threads: with how many threads of torch's this rank computes norms, those of the training thread at the beginning of
@@ -85,7 +85,7 @@ class Norms:
         """Put this rank's norms in the memory, and zeros for the others.
 
         Args:
-            computed: norms of the owned sums, in order; None: compute them of what is in the slots.
+            computed: norms of the owned sums, in order. None: compute them from the slots.
         """
         self.memory.zero_()
         if self.owned:

@@ -17,7 +17,6 @@ script that writes to a parameter, since the servers' value would not change.
 from __future__ import annotations
 
 import logging
-from threading import get_ident
 from typing import Any, NoReturn
 
 import torch
@@ -44,6 +43,7 @@ from gradlane.live.session.hooks import (
 )
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.job import Job
+from gradlane.live.session.open_calls import OpenCalls
 from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
 from gradlane.live.session.phases import TWICE, Event, NotAllowedError, Phase
 from gradlane.live.session.tracked import Tracked, all_go_on
@@ -91,10 +91,7 @@ class ServedIterations:
         self._updates: Updates[ServedStep] = Updates(turn, self.actions)
         self._told: set[str] = set()
         self._held: set[Tracked] = set()  # of the step that runs; see `aliases.py`
-        # thread of the training call that has not ended; an exception leaves it set
-        self._called_by: int | None = None
-        # such a call inside of a backward pass has not ended: a checkpoint stops its second run early
-        self._is_stopped_early = False
+        self._calls = OpenCalls()
         # what the optimizers have of the servers' state; None while they have nothing
         self._states: KnownStates | None = KnownStates(self._states_here())
         self.passes = Passes(job.model, self.tracked, job.optimizers, self)
@@ -110,8 +107,7 @@ class ServedIterations:
         trains = torch.is_grad_enabled() and module.training
         if self.in_backward and inside_a_backward_pass():  # a checkpoint runs it once more, or a hook calls it
             if not nested:
-                self._take_buffers(module, None)
-                self._is_stopped_early = trains
+                self._take_buffers(module, self._calls.begin_within(trains))
             return
         if is_traced():
             self.flush()  # only the model must be recorded
@@ -127,16 +123,14 @@ class ServedIterations:
         else:
             self.passes.hook_compiled_parts()
         if not nested:
-            self._take_buffers(module, get_ident() if trains else None)
+            self._take_buffers(module, self._calls.begin(trains))
 
-    def _take_buffers(self, module: torch.nn.Module, by: int | None) -> None:
-        """Take over rank 0's buffers, as DDP does at the start of each call."""
+    def _take_buffers(self, module: torch.nn.Module, again: bool) -> None:
+        """Take over rank 0's buffers, as DDP does at the start of each call; `again` if the call before did not end."""
         if self.buffers is None:
             return
-        if self._called_by == get_ident() or self._is_stopped_early:
+        if again:
             self.buffers.forward_raised()
-            self._is_stopped_early = False
-        self._called_by = by
         self.buffers.before_forward(module.training)
 
     def before_compiled_code(self, module: torch.nn.Module | None) -> None:
@@ -150,12 +144,12 @@ class ServedIterations:
             return
         if self.in_backward and inside_a_backward_pass():
             if not nested:
-                self._is_stopped_early = False
+                self._calls.end_within()
                 if self.buffers is not None and self.passes.sync and torch.is_grad_enabled() and module.training:
                     self.buffers.after_forward()
             return
         if not nested:
-            self._called_by = None
+            self._calls.end()
         if not torch.is_grad_enabled():
             return
         if self.passes.forward_ended(module, nested, output) and self.buffers is not None:
@@ -363,7 +357,7 @@ class ServedIterations:
 
     @property
     def _awaits_step(self) -> bool:
-        """Whether gradients are on the servers with which no optimizer has stepped."""
+        """Whether no optimizer has stepped yet with gradients that the servers have."""
         return self.in_backward or any(self._sent[tracked.tensor] is not None for tracked in self._unstepped)
 
     @property

@@ -14,7 +14,6 @@ One iteration:
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from gradlane.live.session.hooks import inside_a_backward_pass, is_compiled, is_
 from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.module_buffers import BufferSync
+from gradlane.live.session.open_calls import OpenCalls
 from gradlane.live.session.parts import Parts, log
 from gradlane.live.session.passes import PAST_WRAPPER, UNSEEN_FORWARD, Passes
 from gradlane.live.session.sending import Sending
@@ -64,10 +64,7 @@ class Iterations:
         self._unseen: set[Tracked] = set()  # that something reads past every guard
         self._forward_began_ns = self._backward_began_ns = 0
         self._in_forward = False  # a forward pass in training runs; until it ends, or its backward pass begins
-        # thread of the counted training call that has not ended; an exception leaves it set
-        self._called_by: int | None = None
-        # such a call inside of a backward pass has not ended, on any thread: a checkpoint stops its second run early
-        self._is_stopped_early = False
+        self._calls = OpenCalls()
         self._take_up(first_plan)
         past_wrapper = (lambda: parts.tell("past the wrapper", PAST_WRAPPER)) if job.wrapped else None
         self.passes = Passes(
@@ -121,8 +118,7 @@ class Iterations:
             return
         if self.in_backward and inside_a_backward_pass():  # the wrapper, run once more by a checkpoint, or called in a hook
             if not (parts.left_alone or nested):
-                self._take_buffers(module, None)
-                self._is_stopped_early = trains
+                self._take_buffers(module, self._calls.begin_within(trains))
             return
         if is_traced():
             self.settle()  # only the model must be recorded
@@ -151,19 +147,18 @@ class Iterations:
         elif not parts.settled:
             self.passes.hook_compiled_parts()
         if self.passes.counts_calls and not (parts.left_alone or nested):
-            self._take_buffers(module, get_ident() if trains else None)
+            self._take_buffers(module, self._calls.begin(trains))
         if trains:
             self._forward_that_trains(watches=not whole and not parts.settled)
         elif self.passes.counts_calls and parts.buffers is not None:
             self._verifier.forward_begins(self._driver.iteration + 1, trains)
 
-    def _take_buffers(self, module: torch.nn.Module, by: int | None) -> None:
-        """Take over rank 0's buffers, as DDP does at the start of each call."""
+    def _take_buffers(self, module: torch.nn.Module, again: bool) -> None:
+        """Take over rank 0's buffers, as DDP does at the start of each call; `again` if the call before did not end."""
         parts = self.parts
-        if self._called_by == get_ident() or self._is_stopped_early:
+        if again:
             parts.refused_aloud(BufferSync.forward_raised)
-            self._in_forward = self._is_stopped_early = False
-        self._called_by = by
+            self._in_forward = False
         parts.refused_aloud(lambda buffers: buffers.before_forward(parts.driver.wait_until, module.training, parts.settled))
 
     def _forward_that_trains(self, watches: bool) -> None:
@@ -223,7 +218,7 @@ class Iterations:
             return
         if self.in_backward and inside_a_backward_pass():
             if not (self.parts.left_alone or nested):
-                self._is_stopped_early = False
+                self._calls.end_within()
                 self._verifier.forward_ended(self.passes.sync and torch.is_grad_enabled())
                 if self.passes.sync and torch.is_grad_enabled() and module.training:
                     self.parts.refused_aloud(BufferSync.after_forward)
@@ -231,7 +226,7 @@ class Iterations:
         if not nested:
             self._gradients.take_back()
             if self.passes.counts_calls:
-                self._called_by = None
+                self._calls.end()
                 self._verifier.forward_ended(self.passes.sync and torch.is_grad_enabled())
         if not torch.is_grad_enabled():
             return

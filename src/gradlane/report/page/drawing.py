@@ -56,7 +56,7 @@ def _common(timelines: Sequence[Timeline]) -> set[int]:
 
 
 def _whole_steps(timeline: Timeline) -> list[Span]:
-    """The steps without a pause, in which the run did something else: another arm's turn, say."""
+    """The steps without a pause. In a pause the run does something else, such as another arm's turn."""
     steps = timeline.of("step")
     usual_ns = median(span.end_ns - span.start_ns for span in steps) if steps else 0
     return [span for span in steps if span.end_ns - span.start_ns <= _UNUSUAL * usual_ns]
