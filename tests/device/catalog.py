@@ -34,7 +34,11 @@ CLIPPING = (
     "and read", "by a factor that changes", "scaled alone", "by value", "limited in other forms", "limited by tensors",
     "without NaN", "the norm of what was scaled", "norms that are kept", "in other forms", "by what torch refuses",
 )  # fmt: skip
-BY_OWNERS = ("by torch", "in two calls", "of order infinity", "by hand", "in some steps", "some parameters", "and read")
+BY_OWNERS = (
+    "by torch", "in two calls", "of order infinity", "by hand", "in some steps", "some parameters", "and read",
+    "limited by tensors and clipped", "unscaled by the step", "unscaled and clipped", "unscaled by no power of two",
+    "unscaled, infinite in one step and parameter",
+)  # fmt: skip
 FAMILIES = (
     "compiled", "faults", "graphs", "side streams", "equality", "amp", "optimizers", "verify", "synchronisations", "loops",
     "clipping", "default device", "workers",

@@ -158,6 +158,10 @@ def _limited_by_tensors(params: Params, step: int, rank: int) -> Any:
     return limit
 
 
+def _limited_by_tensors_and_clipped(params: Params, step: int, rank: int) -> Any:
+    return torch.stack([_limited_by_tensors(params, step, rank), clip_grad_norm_(params, 0.1)])
+
+
 def _norm_of_what_was_scaled(params: Params, step: int, rank: int) -> Any:
     torch._foreach_mul_(_gradients(params), 0.25)
     return torch.stack(list(torch._foreach_norm(_gradients(params))))
@@ -212,6 +216,7 @@ WAYS: dict[str, tuple[Clip, int]] = {
     "limited in other forms": (_limited_in_other_forms, 2),
     "limited by what torch refuses": (_limited_by_what_torch_refuses, 2),
     "limited by tensors": (_limited_by_tensors, 2),
+    "limited by tensors and clipped": (_limited_by_tensors_and_clipped, 2),
     "without NaN": (_without_nan, 2),
     "without NaN elsewhere": (_without_nan_elsewhere, 2),
     "the norm of what was scaled": (_norm_of_what_was_scaled, 2),
@@ -222,9 +227,103 @@ WAYS: dict[str, tuple[Clip, int]] = {
 """What is done to gradients, and the order of norms that owners tell."""
 
 
+class _Scaled:
+    """A script with a GradScaler. Its scale changes every third step, and is a power of two if nothing else is said.
+
+    Args:
+        order: of the norms that owners tell.
+        clip: what is done after `unscale_`; None: `unscale_` is not called, but by `GradScaler.step`.
+        scale: the first one, by rank.
+        before: what is done before all that.
+        infinite: in this step the loss of rank 1 is infinite.
+        of: only by the gradient of this parameter.
+        new_scale: sets the scale of each step.
+        skips: whether a step has no use for the scaler.
+    """
+
+    def __init__(
+        self,
+        clip: Clip | None = None,
+        order: int = 2,
+        scale: Callable[[int], float] = lambda rank: 2.0**10,
+        before: Clip | None = None,
+        infinite: int = -1,
+        of: int | None = None,
+        new_scale: Callable[[int], float] | None = None,
+        skips: Callable[[int], bool] = lambda step: False,
+    ) -> None:
+        self.clip, self.order, self._scale, self._before = clip, order, scale, before
+        self._infinite, self._of, self._new_scale, self._skips = infinite, of, new_scale, skips
+
+    def train(self, model: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(1000 + rank)
+        params = list(model.parameters())
+        scaler = torch.amp.GradScaler(params[0].device.type, init_scale=self._scale(rank), growth_interval=3)
+        seen = {}
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = call(torch.randn(8, 12, generator=generator).to(params[0])).square().mean()
+            if self._skips(step):
+                loss.backward()
+                seen[f"seen in step {step}"] = clip_grad_norm_(params, 0.1)
+                optimizer.step()
+                continue
+            if (step, rank) == (self._infinite, 1):
+                loss = loss * float("inf") if self._of is None else loss + params[self._of].sum() * float("inf")
+            scaler.scale(loss).backward()
+            if self._before is not None:
+                seen[f"seen before step {step}"] = self._before(params, step, rank).clone()
+            if self.clip is not None:
+                scaler.unscale_(optimizer)
+                seen[f"seen in step {step}"] = self.clip(params, step, rank).clone()
+            scaler.step(optimizer)
+            found = scaler._found_inf_per_device(optimizer)
+            seen[f"infinite in step {step}"] = torch.stack([value.cpu() for value in found.values()])
+            scaler.update(None if self._new_scale is None else self._new_scale(step))
+            seen[f"scale of step {step}"] = torch.tensor(scaler.get_scale())
+        return {**bits_of(model, optimizer), **seen}
+
+
+def _all_norms(params: Params, step: int, rank: int) -> Any:
+    return torch.stack(list(torch._foreach_norm(_gradients(params))))
+
+
+def _scaled_once_more(params: Params, step: int, rank: int) -> Any:
+    torch._foreach_mul_(_gradients(params), 0.5)
+    return clip_grad_norm_(params, 0.1)
+
+
+SCALED = {
+    "unscaled by the step": _Scaled(),
+    "unscaled and clipped": _Scaled(_by_torch),
+    "unscaled by no power of two": _Scaled(_all_norms, scale=lambda rank: 1000.0),
+    "unscaled, of order infinity": _Scaled(_of_order(float("inf")), order=0),
+    "unscaled, of another order than the plan's": _Scaled(_of_order(3.0)),
+    "unscaled and limited": _Scaled(_by_value),
+    "unscaled and scaled once more": _Scaled(_scaled_once_more),
+    "unscaled, and norms before": _Scaled(_by_torch, before=_all_norms),
+    "unscaled after clipping": _Scaled(before=_by_torch),
+    "unscaled, infinite in one step": _Scaled(_by_torch, infinite=4),
+    "unscaled by the step, infinite in one step": _Scaled(infinite=5),
+    "unscaled, infinite in one step and parameter": _Scaled(_by_torch, infinite=5, of=0),
+    "unscaled by another scale on each rank": _Scaled(_all_norms, scale=lambda rank: 2.0 ** (8 + rank)),
+    "unscaled by another scale in each step": _Scaled(_by_torch, new_scale=lambda step: 64.0 + step),
+    "unscaled by one": _Scaled(_by_torch, scale=lambda rank: 1.0, new_scale=lambda step: 1.0),
+    "unscaled in some steps": _Scaled(_by_torch, skips=lambda step: step % 4 == 2),
+}
+"""Scripts with a GradScaler, which divides gradients by its scale and asks whether they are finite."""
+
+
+def _order_of(way: str) -> int:
+    return SCALED[way].order if way in SCALED else WAYS[way][1]
+
+
 def _trained(
-    model: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer, clip: Clip, rank: int
+    model: nn.Module, call: nn.Module, optimizer: torch.optim.Optimizer, way: str | Clip, rank: int
 ) -> dict[str, torch.Tensor]:
+    if isinstance(way, str) and way in SCALED:
+        return SCALED[way].train(model, call, optimizer, rank)
+    clip = WAYS[way][0] if isinstance(way, str) else way
     generator = torch.Generator().manual_seed(1000 + rank)
     params = list(model.parameters())
     seen = {}
@@ -257,19 +356,18 @@ def beside_ddp(
 ) -> tuple[list[str], int]:
     """Names that differ from DDP's, and how many updates were deferred."""
     kind = getattr(torch, dtype)
-    clip, order = WAYS[way]
-    knobs = {"order": order} if policy == "owners" else {}
+    knobs = {"order": _order_of(way)} if policy == "owners" else {}
     torch.manual_seed(7)
     model = Mlp(kind).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    reference = _trained(model, DistributedDataParallel(model), optimizer, clip, rank)
+    reference = _trained(model, DistributedDataParallel(model), optimizer, way, rank)
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
     model = Mlp(kind).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     options |= {"verify": verify, **knobs}
     held, deferring = held_network(lambda message: True), counting_deferred_updates()
     with held, deferring as deferred, _attach(world, model, optimizer, policy, **options) as session:
-        found = _trained(model, model, optimizer, clip, rank)
+        found = _trained(model, model, optimizer, way, rank)
         session.flush()
         found |= bits_of(model, optimizer)
     return differences(reference, found), sum(deferred)
@@ -303,7 +401,7 @@ def norms_learned(rank: int, world: int, way: str, orders: bool) -> float | None
     model = Mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with streams_on_the_host(True, orders), _attach(world, model, optimizer, "wfbp") as session:
-        _trained(model, model, optimizer, WAYS[way][0], rank)
+        _trained(model, model, optimizer, way, rank)
         clips = session._parts.planner.clips
         assert clips is None or isinstance(clips, float)
         return clips
@@ -370,7 +468,7 @@ def ends_alike(rank: int, world: int, way: str, backend: str) -> list[list[float
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with _attach(world, model, optimizer, backend=backend) as session:
-        found = _trained(model, model, optimizer, WAYS[way][0], rank)
+        found = _trained(model, model, optimizer, way, rank)
         session.flush()
         found |= bits_of(model, optimizer)
     return [value.double().flatten().tolist() for value in found.values()]
@@ -399,7 +497,7 @@ def one_dies_before_its_norms(rank: int, world: int, culprit: int, backend: str)
     session = _attach(world, model, optimizer, backend=backend, timeout=60)
     with patch.object(NormsExchange, "_compute", dies):
         try:
-            _trained(model, model, optimizer, _by_torch, rank)
+            _trained(model, model, optimizer, "by torch", rank)
         except gradlane.errors.JobError as error:
             norms = session._parts.driver.norms
             assert norms is not None

@@ -6,19 +6,22 @@ import math
 
 import pytest
 
-from tests.live.clipping import WAYS
+from tests.live.clipping import SCALED, WAYS
 from tests.live.ranks import Ranks
 
 pytestmark = pytest.mark.matrix
 READS_SUMS = {
     "of another order than the plan's", "twice", "and read", "the norm of what was scaled", "in other forms",
-    "by what torch refuses", "limited by what torch refuses", "limited by tensors", "without NaN elsewhere",
+    "by what torch refuses", "limited by what torch refuses", "limited by tensors",
+    "limited by tensors and clipped", "without NaN elsewhere",
+    "unscaled, of another order than the plan's", "unscaled and scaled once more", "unscaled after clipping",
+    "unscaled by another scale on each rank", "unscaled by another scale in each step",
 }  # fmt: skip
 """They need sums before the step."""
 
 
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *SCALED])
 def test_norms_and_parameters_have_the_bits_of_ddp_and_updates_are_deferred_unless_sums_are_read(two_ranks, way, backend):
     for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, backend=backend):
         assert differs == []
@@ -27,7 +30,7 @@ def test_norms_and_parameters_have_the_bits_of_ddp_and_updates_are_deferred_unle
 
 @pytest.mark.parametrize("late", [False, True], ids=["early streams", "late streams"])
 @pytest.mark.parametrize(("backend", "orders"), [("server", False), ("all-reduce", False), ("all-reduce", True)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *SCALED])
 def test_norms_of_a_device_have_the_bits_of_ddp_too(two_ranks, way, backend, orders, late):
     case = {"way": way, "backend": backend, "orders": orders, "late": late}
     for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp_with_streams", **case):
@@ -63,7 +66,16 @@ def test_norms_of_a_device_that_nobody_waits_for_are_found(two_ranks, fault, bac
             assert any(name.startswith("seen in step") for name in answer[0])
 
 
-@pytest.mark.parametrize(("way", "norm"), [("in two calls", 2.0), ("of order infinity", math.inf), ("and read", None)])
+@pytest.mark.parametrize(
+    ("way", "norm"),
+    [
+        ("in two calls", 2.0),
+        ("of order infinity", math.inf),
+        ("and read", None),
+        ("unscaled by the step", 2.0),
+        ("unscaled, of order infinity", math.inf),
+    ],
+)
 @pytest.mark.parametrize("orders", [False, True])
 def test_on_a_device_too_a_plan_is_ranked_for_a_script_that_reads_norms_alone(two_ranks, way, norm, orders):
     assert two_ranks.run("tests.live.clipping:norms_learned", way=way, orders=orders) == [norm, norm]
@@ -81,7 +93,10 @@ def test_sums_that_come_in_time_by_themselves_are_no_reason_to_keep_the_barrier(
 
 
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
-@pytest.mark.parametrize("way", ["by torch", "by hand", "scaled alone", "by value", "without NaN"])
+@pytest.mark.parametrize(
+    "way",
+    ["by torch", "by hand", "scaled alone", "by value", "without NaN", "unscaled and clipped", "unscaled by the step"],
+)
 def test_verified_steps_are_those_of_ddp(two_ranks, way, backend):
     for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, backend=backend, verify=True):
         assert differs == []

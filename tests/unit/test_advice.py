@@ -107,6 +107,14 @@ def test_of_a_script_that_clips_by_the_norm_only_owners_defers_updates(device):
     assert any("only `owners` defers updates" in line for line in unknown(clipped))
 
 
+@pytest.mark.parametrize(("alone", "policies"), [(True, ["owners"]), (False, [])])
+def test_of_a_script_with_a_grad_scaler_owners_defer_updates_unless_it_clips_otherwise(alone, policies):
+    measured = structs.replace(run(60 * 10**6, clips=not alone), scales=True, reads_norms_alone=alone)
+    scaled = advise(measured)
+    assert [option.policy for option in scaled.options if option.plan.crosses_barrier] == policies
+    assert any("the script has a GradScaler" in line for line in unknown(scaled))
+
+
 def test_a_record_comes_back_and_one_rank_is_refused():
     measured = run(10**9)
     assert DdpRun.from_json(measured.to_json()) == measured

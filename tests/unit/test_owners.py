@@ -210,7 +210,7 @@ def test_second_phases_wait_for_the_norms_and_the_next_pass_for_the_second_phase
     plan = Plan("test", "test", specs, messages, crosses_barrier=True, owners=owners).with_sequence((0, 1))
     timeline = simulate(plan, profile, network, 2)
     phase_ns = (10_000 + 2 * 10**6) // 2  # one rank owns all of each message, so that it takes twice as long
-    norms_ns = 10_000 + 2 * 8
+    norms_ns = 10_000 + (2 * 2 + 2) * 8  # of two tensors two norms, of two ranks a factor
     begins_ns = next(span.start_ns for span in timeline.of("backward") if span.iteration == 0)
     reduced_ns = begins_ns + 1_000_000 + 2 * phase_ns
     ends = {span.subject: span.end_ns for span in timeline.of("receive") if span.iteration == 0}
@@ -227,7 +227,7 @@ def test_over_servers_norms_wait_for_all_sums_of_their_owners_and_second_phases_
     for whole in (False, True):
         timelines = simulate_servers(plan, profile, cluster, 2, whole=whole)
         received = [{span.subject: span.end_ns for span in each.of("receive") if span.iteration == 0} for each in timelines]
-        norms_ns = max(ends[1] for ends in received) + 2 * (1000 + 3 * 8)  # a sum that comes in one phase comes last
+        norms_ns = max(ends[1] for ends in received) + 2 * (1000 + (2 * 3 + 2) * 8)  # a sum that comes in one phase comes last
         assert [ends[0] for ends in received] == [norms_ns + 1000 + 4000] * len(received)
         with pytest.raises(PlanError, match="got rank 1 as an owner, expected one of 1 ranks"):
             simulate_servers(plan, profile, Cluster.homogeneous(1, 1, 10**9, colocated=True))

@@ -190,12 +190,15 @@ def unknown(advice: Advice) -> list[str]:
         said.append(f"the script's communication hook {run.hook}: options sum gradients as they are")
     elif run.plan is None:
         said.append("DDP's own buckets: on a device they are taken to be the default ones")
-    if run.norm is not None:
-        said.append("the script clips gradients by their norm, so that of all options only `owners` defers updates")
-    elif run.clips:
-        said.append("the script clips gradients, which needs all sums before the step: no option defers updates")
+    if run.reads:
+        clips = "clips gradients" + (" by their norm" if run.norm is not None else "")
+        does = " and ".join(["has a GradScaler"] * run.scales + [clips] * run.clips)
+        if run.norm is not None:
+            said.append(f"the script {does}, so that of all options only `owners` defers updates")
+        else:
+            said.append(f"the script {does}, which needs all sums before the step: no option defers updates")
     else:
-        said.append("whether the script reads gradients before the step but to clip them; then no update can be deferred")
+        said.append("whether the script reads gradients before the step otherwise; then no update can be deferred")
     if run.others:
         said.append(f"{run.others} more models of the script under DDP; this is about {run.model}, the first that trained")
     return said

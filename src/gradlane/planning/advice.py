@@ -195,7 +195,7 @@ def _at_most(step_ns: int, bound_ns: int) -> float:
 def _option(name: str, plan: Plan, case: Case, run: DdpRun) -> Option:
     """`plan`, simulated, as if it saved nothing."""
     assert isinstance(case.where, Network)
-    if run.clips:
+    if run.reads:
         plan = when_clipping(plan, run.norm)
     profile = case.profile.in_order_of(plan.tensors)
     took_ns = iteration_ns(accepted(plan, profile, case.place), profile, case.where)

@@ -30,8 +30,8 @@ class Owners(msgspec.Struct, frozen=True):
     cut, since its norm is that of the whole. One that is larger than an equal share of the largest message is summed on all
     ranks in one phase.
 
-    Wins where a script clips gradients by their norm in each step, and sums do not hide behind the backward pass.
-    The fewer ranks there are, and the more alike tensors are, the more bytes pass behind the forward pass.
+    Wins where a script clips gradients by their norm in each step, or has a GradScaler, and sums do not hide behind the
+    backward pass. The fewer ranks there are, and the more alike tensors are, the more bytes pass behind the forward pass.
 
     Differs from the paper: there is none.
 

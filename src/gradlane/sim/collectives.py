@@ -17,7 +17,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.sim.fabric import Fabric, Notice
 from gradlane.sim.hosts import HostFabric
-from gradlane.sim.norms import NORM_BYTES
+from gradlane.sim.norms import norms_bytes
 from gradlane.sim.one_by_one import OneByOne
 from gradlane.sim.shared_link import SharedLink
 from gradlane.units import NS_PER_SECOND
@@ -87,6 +87,7 @@ class CollectiveFabric:
             self._link = OneByOne(network)
         # where tensors have owners: first phases that have not ended, and the last of them while norms are on their way
         self._unreduced, self._last = 0 if plan.owners is UNSET else len(plan.messages), -1
+        self._norms_bytes = norms_bytes(plan, network.workers)
         self._issued = [0] * len(plan.messages)
         self._tells: dict[int, list[bool]] = {}  # `Notice.pulled` of the notices at the end of a message (or half) in flight
         self._wakeup_ns, self._awaited = network.wakeup_ns, awaited
@@ -142,7 +143,7 @@ class CollectiveFabric:
                 self._unreduced -= 1
                 if not self._unreduced:  # owners tell the norms, and second phases wait for them
                     self._last = ended
-                    self._link.add(now_ns, _NORMS, NORM_BYTES * len(self._plan.tensors), *self._details[ended][1:2])
+                    self._link.add(now_ns, _NORMS, self._norms_bytes, *self._details[ended][1:2])
                     continue
             if ended is not None:
                 return [Notice(now_ns, rank, ended, pulled) for pulled in self._tells[ended] for rank in self._ranks]

@@ -17,15 +17,17 @@ from gradlane.core.plan import Plan
 from gradlane.sim.fabric import FOREVER, Fabric, Notice
 from gradlane.units import NS_PER_SECOND
 
-NORM_BYTES = 8
-"""Of each tensor: owners tell norms as float64."""
+
+def norms_bytes(plan: Plan, ranks: int) -> int:
+    """What owners tell, in bytes: of each tensor two norms, of each rank the factor of the second ones. All are float64."""
+    return 8 * (2 * len(plan.tensors) + ranks)
 
 
-def norms_ns(plan: Plan, cluster: Cluster) -> int:
-    """How long the exchange of a plan's norms takes, in ns."""
+def norms_ns(plan: Plan, cluster: Cluster, ranks: int) -> int:
+    """How long the exchange of a plan's norms among the ranks of its job takes, in ns."""
     narrowest = min(link.bytes_per_second for host in cluster.hosts for link in (host.up, host.down))
     packet_ns = 0 if cluster.packet_startup_ns is UNSET else cluster.packet_startup_ns
-    bytes_ns = -(-NORM_BYTES * len(plan.tensors) * NS_PER_SECOND // narrowest)
+    bytes_ns = -(-norms_bytes(plan, ranks) * NS_PER_SECOND // narrowest)
     return 2 * (cluster.startup_ns + packet_ns + bytes_ns)
 
 

@@ -221,7 +221,7 @@ def _with_norms(fabric: Fabric, jobs: Sequence[Job], cluster: Cluster, placed: S
     plans = {number: job.plan for number, job in enumerate(jobs) if job.plan.owners is not UNSET and job.plan.second_phases}
     if not plans:
         return fabric
-    took_ns = {number: norms_ns(plan, cluster) for number, plan in plans.items()}
+    took_ns = {number: norms_ns(plan, cluster, len(jobs[number].workers or cluster.workers)) for number, plan in plans.items()}
     return NormsFabric(fabric, plans, [number for number, _ in placed], took_ns)
 
 

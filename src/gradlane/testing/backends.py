@@ -242,9 +242,15 @@ class _Run:
         assert (norms is None) == (self._plan.owners is UNSET), f"{self._where(iteration)}: norms are {norms}"
         if norms is not None:
             assert norms.are_there, f"{self._where(iteration)}: all sums are there, and their norms are not"
-            norm, told = torch.linalg.vector_norm(expected), norms.of(tensor)
-            same = told.dtype == norm.dtype and bool(told == norm)
-            assert same, f"{self._where(iteration)}: the norm of tensor {tensor} is {told}, expected {norm}"
+            factor = norms.factor
+            assert norms.are_finite_by(factor), f"{self._where(iteration)}: norms of sums times {factor} are not told"
+            assert not norms.are_finite_by(factor / 3), f"{self._where(iteration)}: they are told for every factor"
+            for is_multiplied in (False, True)[: 1 + (factor != 1)]:
+                norm = torch.linalg.vector_norm(expected * factor if is_multiplied else expected)
+                told = norms.of(tensor, is_multiplied)
+                same = told.dtype == norm.dtype and bool(told == norm)
+                assert same, f"{self._where(iteration)}: the norm of tensor {tensor} is {told}, expected {norm}"
+            norms.next_factor = 0.5 ** (iteration + 1)
 
     def _values(self, tensor: int, iteration: int) -> torch.Tensor:
         slot = self._gradients.slots[tensor]

@@ -2,7 +2,7 @@
 
     watched.py STEPS [holds on]
 
-It loads its data in processes of its own, clips gradients, evaluates now and then, and is slow to go
+It loads its data in processes of its own, scales its loss, clips gradients, evaluates now and then, and is slow to go
 where it is told to hold on: it catches whatever ends it.
 """
 
@@ -20,17 +20,20 @@ def train(steps: int) -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 4))
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     for step, (x, labels) in enumerate(data):
         if step % 3 == 0:
             with model.no_sync():
-                nn.functional.cross_entropy(model(x), labels).backward()
-        nn.functional.cross_entropy(model(x), labels).backward()
+                scaler.scale(nn.functional.cross_entropy(model(x), labels)).backward()
+        scaler.scale(nn.functional.cross_entropy(model(x), labels)).backward()
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         try:
-            optimizer.step()
+            scaler.step(optimizer)
         except BaseException:
             if "holds" not in sys.argv:
                 raise
+        scaler.update()
         optimizer.zero_grad()
         if step % 5 == 0:
             model.eval()

@@ -26,7 +26,8 @@ class DdpRun(msgspec.Struct, frozen=True):
             script has a communication hook of its own, and on a device.
         hook: the name of that hook; "" for none.
         clips: gradients are clipped before the optimizer's step, which needs all sums.
-        reads_norms_alone: if they are, always by their norm of order 2, which owners tell sooner.
+        scales: a GradScaler asks before the optimizer's step whether gradients are finite.
+        reads_norms_alone: if gradients are clipped, always by their norm of order 2, which owners tell sooner.
         others: how many further models the script trained under DDP.
     """
 
@@ -42,13 +43,19 @@ class DdpRun(msgspec.Struct, frozen=True):
     timeline: Timeline | None = None
     hook: str = ""
     clips: bool = False
+    scales: bool = False
     reads_norms_alone: bool = False
     others: int = 0
 
     @property
+    def reads(self) -> bool:
+        """Whether the script was seen to read gradients before the optimizer's step, so that it waits for all sums."""
+        return self.clips or self.scales
+
+    @property
     def norm(self) -> float | None:
-        """The order of the norms that are all that the script was seen to read of its gradients; None if there is more."""
-        return 2.0 if self.clips and self.reads_norms_alone else None
+        """The order of the norms that are all that the script was seen to need of its gradients; None if there is more."""
+        return 2.0 if self.reads and self.reads_norms_alone else None
 
     def to_json(self) -> bytes:
         """For `from_json`."""

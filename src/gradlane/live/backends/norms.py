@@ -1,7 +1,11 @@
 """Norms: what owners tell of their sums, while the sums are on their way to the other ranks.
 
-`Norms` has the numbers of one iteration. `NormsExchange` computes and sums them when the host hears that first phases have
-ended; sums in a device's stream do so in that stream.
+`Norms` has the numbers of one iteration. A script with a GradScaler multiplies its gradients by a factor and then takes norms.
+Owners cannot know the factor while the sums are on their way, but it is seldom another than in the iteration before. So they
+tell a second norm, of sums that are multiplied by that one, and the factor beside it, by which each rank proves it.
+
+`NormsExchange` computes and sums norms when the host hears that first phases have ended; sums in a device's stream do so in
+that stream.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from msgspec import UNSET
 from gradlane.core.backends import refuse_owners_beyond
 from gradlane.core.plan import Ownership, Plan
 from gradlane.live.backends.gradient_buffers import MessageBuffer
+from gradlane.live.backends.norm_kernels import both_norms
 from gradlane.live.backends.process_groups import OnEnd
-from gradlane.live.backends.staged_norms import StagedNorms, norms_of
+from gradlane.live.backends.staged_norms import StagedNorms
 
 if TYPE_CHECKING:
     from gradlane.live.backends.base import OnDone
@@ -42,7 +47,8 @@ class Norms:
         PlanError: an owner is none of the ranks.
 
     Attributes:
-        memory: of what is summed, beside the sums; it stays.
+        memory: of what is summed, beside the sums: of all tensors a norm and a second norm, and of each rank its factor.
+        next_factor: what the script has multiplied this iteration's gradients by before it took norms.
         are_there: whether the norms of all ranks have come; in a stream, whether that is queued.
         owned: this rank's tensors.
         order: as torch has it.
@@ -66,13 +72,16 @@ class Norms:
         self._slots = [slot_of[tensor] for tensor in self.owned]
         self._messages = len(plan.messages)
         device = buffers[0].tensor.device
-        self.memory = torch.empty(len(plan.tensors), dtype=torch.float64, device=device)
+        self._rank, self._norms = rank, 2 * len(plan.tensors)
+        self.memory = torch.empty(self._norms + world, dtype=torch.float64, device=device)
+        self.factor = self.next_factor = 1.0
         self._places = torch.tensor(self.owned, dtype=torch.int64, device=device)
         self.begin()
 
     def begin(self) -> None:
         """An iteration begins."""
         self.threads = torch.get_num_threads()
+        self.factor, self.next_factor = self.next_factor, 1.0
         self.are_there = False
         self._missing = self._messages
 
@@ -85,16 +94,36 @@ class Norms:
         """Put this rank's norms in the memory, and zeros for the others.
 
         Args:
-            computed: norms of the owned sums, in order. None: compute them from the slots.
+            computed: both norms of the owned sums, see `both_norms`. None: compute them from the slots.
         """
         self.memory.zero_()
         if self.owned:
-            self.memory.index_copy_(0, self._places, norms_of(self._slots, self.order) if computed is None else computed)
+            norms = both_norms(self._slots, self.order, self.factor) if computed is None else computed
+            self.memory[: self._norms].view(2, -1).index_copy_(1, self._places, norms)
+        self.memory[self._norms + self._rank] = self.factor
 
-    def of(self, tensor: int) -> torch.Tensor:
-        """The norm of a tensor's sum, of its dtype and without dimensions, in memory of its own. `are_there` must be True."""
-        told = self.memory if self.staged is None else self.staged.told
-        return told[tensor].to(self._dtypes[tensor], copy=True)
+    def are_finite_by(self, factor: float) -> bool:
+        """Whether norms of sums that are multiplied by `factor` are told, and all are finite, as then are the sums themselves.
+
+        `are_there` must be True. On a device the host waits for them.
+        """
+        told = self._told
+        if factor == 1:
+            return bool(told[: self._norms // 2].isfinite().all())
+        return bool((told[self._norms :] == factor).all() & told[self._norms // 2 : self._norms].isfinite().all())
+
+    def of(self, tensor: int, is_multiplied: bool = False) -> torch.Tensor:
+        """The norm of a tensor's sum, of its dtype and without dimensions, in memory of its own. `are_there` must be True.
+
+        Args:
+            is_multiplied: that of the sum that is multiplied by a factor, for which `are_finite_by` has said True.
+        """
+        norm = self._told[tensor + is_multiplied * (self._norms // 2)]
+        return norm.to(self._dtypes[tensor], copy=True)
+
+    @property
+    def _told(self) -> torch.Tensor:
+        return self.memory if self.staged is None else self.staged.told
 
 
 class NormsExchange:
@@ -136,7 +165,7 @@ class NormsExchange:
         """
         staged = self.norms.staged
         if staged is not None:
-            staged.compute(partial(self._sum, then))
+            staged.compute(self.norms.factor, partial(self._sum, then))
             return
         if torch.get_num_threads() != self.norms.threads:  # each thread has a number of its own, once it has computed anything
             torch.set_num_threads(self.norms.threads)

@@ -82,6 +82,7 @@ class Driver:
         self._sums: Sums
         self._carrier: Carrier
         self._communicated_ns = 0  # under plans before this one
+        self._joined: set[int] = set()  # messages of this iteration for which a stream of the script's waits
         self.gradient_buffers = GradientBuffers([])
         self._laid_out: tuple[TensorSpec, ...] = ()
         self.failures.at_once.append(backend.interrupt)
@@ -119,7 +120,7 @@ class Driver:
             raise
         norms = self._sums.norms
         if norms is not None and self._staging is not None and self.streams is not None:
-            norms.staged = StagedNorms(self._staging, self.streams, norms.owned, norms.order, len(plan.tensors))
+            norms.staged = StagedNorms(self._staging, self.streams, norms.owned, norms.order, norms.memory)
         self._communicated_ns = self.communicated_ns
         self._carrier = self._carrier_of(plan, coordinated)
         self.late = self._late_in_stream if self._backend.has_streams else self._carrier.late
@@ -152,6 +153,7 @@ class Driver:
             self._staging.begin()
         self.gradient_buffers.mark_all_present()
         self._has_begun = True
+        self._joined.clear()
         with self.failures.lock:
             self.iteration += 1
             self.failures.notify_if_awaited()  # another thread may still wait for a sum of the iteration before
@@ -213,11 +215,17 @@ class Driver:
     # -- waiting -----------------------------------------------------------------------------------
 
     def _late_in_stream(self, tensors: Sequence[int]) -> list[int]:
-        """Those of `tensors` whose sums have not arrived for the host, or are still queued on the device."""
+        """Those of `tensors` whose sums have not arrived for the host, or are still queued on the device.
+
+        A sum for which the script's stream waits is not late: the script may have changed it.
+        """
         late = self._carrier.late(tensors)
         if self._has_begun:
-            late += [tensor for tensor in tensors if not all(map(self._sums.has_ended, self._messages_of[tensor]))]
+            late += [tensor for tensor in tensors if not all(map(self._is_joined, self._messages_of[tensor]))]
         return late
+
+    def _is_joined(self, message: int) -> bool:
+        return message in self._joined or self._sums.has_ended(message)
 
     def late_behind(self, tensor: int, others: Sequence[int]) -> list[int]:
         """Those of `others` for whose sums whoever has waited for `tensor` has to wait longer."""
@@ -272,8 +280,10 @@ class Driver:
         if self._staging is not None:
             self._staging.bring_up(tensors)
         else:
-            for message in {message for tensor in tensors for message in self._messages_of[tensor]}:
+            messages = {message for tensor in tensors for message in self._messages_of[tensor]}
+            for message in messages:
                 self._sums.join(message)
+            self._joined |= messages
 
     def wait_for_all(self) -> None:
         """Wait for every sum of this iteration, as `wait_for` does.

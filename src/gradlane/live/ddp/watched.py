@@ -60,6 +60,7 @@ def watch_ddp(folder: Path, steps: int) -> Watch:
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: watch.after_step(optimizer))
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         setattr(torch.nn.utils, name, _noting(name, getattr(torch.nn.utils, name), watch))
+    torch.amp.GradScaler.step = _noting_scale(torch.amp.GradScaler.step, watch)  # type: ignore[method-assign]
     return watch
 
 
@@ -69,6 +70,14 @@ def _noting(name: str, clip: Any, watch: Watch) -> Any:
         order = kwargs.get("norm_type", args[2] if len(args) > 2 else 2.0)
         watch.reads_norms_alone &= name == "clip_grad_norm_" and float(order) == 2
         return clip(*args, **kwargs)
+
+    return noted
+
+
+def _noting_scale(step: Any, watch: Watch) -> Any:
+    def noted(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+        watch.scales |= scaler.is_enabled()
+        return step(scaler, *args, **kwargs)
 
     return noted
 
@@ -116,6 +125,7 @@ class Watch:
     Attributes:
         models: wrapped by the script, in order.
         clips: the script has clipped gradients.
+        scales: the script has stepped with a GradScaler.
         reads_norms_alone: if it has, always by their norm of order 2.
         is_alone: gradients are not summed at present.
     """
@@ -123,7 +133,7 @@ class Watch:
     def __init__(self, folder: Path, steps: int) -> None:
         self._folder, self._steps = folder, steps
         self.models: list[WatchedDistributedDataParallel] = []
-        self.clips = self.is_alone = False
+        self.clips = self.scales = self.is_alone = False
         self.reads_norms_alone = True
         self._call: WatchedDistributedDataParallel | None = None
         self._trained: set[int] = set()
@@ -363,6 +373,7 @@ class Watch:
                 timeline=seen,
                 hook=call.own_hook,
                 clips=self.clips,
+                scales=self.scales,
                 reads_norms_alone=self.reads_norms_alone,
                 others=len(self._trained) - 1,
             )

@@ -3,6 +3,8 @@
 There are two. Its norm may be known sooner than the sum (`Norms`). A change in place that takes numbers alone gives nothing
 back but the gradient itself, so that it may run when the sum is there. It may be a multiplication (the factor of
 `clip_grad_norm_`), a limit (`clip_grad_value_`), or numbers in place of NaN and infinity.
+
+`GradScaler.unscale_` is both: it multiplies gradients, and tells whether they are finite, as they are if their norms are.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from gradlane.live.backends.norm_kernels import Multiplication
 from gradlane.live.session.tracked import Tracked
 
 if TYPE_CHECKING:
@@ -96,6 +99,26 @@ def _scale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: d
     return None if factor is None else _change(func, gradients, (args[0], factor), {})
 
 
+def _unscale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
+    if len(args) != 3 or kwargs or not all(map(_is_factor, args[1:])):
+        return None
+    factor = float(args[2])
+    if not 0 < factor < math.inf:
+        return None
+    multiply = Multiplication(factor, gradients[0].slot.device)
+    later: set[Tracked] = set()
+    for reads, several in _by_reads(gradients):
+        later |= reads.unscales(several, multiply)
+    there = [gradient.slot for gradient in gradients if gradient.tracked not in later]
+    if there:
+        func(there, *args[1:])
+    return (None,)
+
+
+def _is_factor(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.numel() == 1 and value.dtype is torch.float32
+
+
 def _limit(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
     names = _LIMITS[func]
     given = args[1:] or tuple(kwargs.values())
@@ -169,10 +192,18 @@ _LIMITS: dict[Any, set[str]] = {
 }
 _REPLACED = ("nan", "posinf", "neginf")
 _SCALES = (torch.Tensor.mul_, torch.Tensor.div_, torch._foreach_mul_, torch._foreach_div_)
-_OF_MANY = {torch._foreach_norm, torch._foreach_mul_, torch._foreach_div_, torch._foreach_clamp_min_, torch._foreach_clamp_max_}
+_OF_MANY = {
+    torch._foreach_norm,
+    torch._foreach_mul_,
+    torch._foreach_div_,
+    torch._foreach_clamp_min_,
+    torch._foreach_clamp_max_,
+    torch._amp_foreach_non_finite_check_and_unscale_,
+}
 _EARLY: dict[Any, Callable[..., Result | None]] = (
     dict.fromkeys(_NORMS, _norms)
     | dict.fromkeys(_SCALES, _scale)
     | dict.fromkeys(_LIMITS, _limit)
+    | {torch._amp_foreach_non_finite_check_and_unscale_: _unscale}
     | dict.fromkeys((torch.nan_to_num, torch.nan_to_num_, torch.Tensor.nan_to_num_), _replace)
 )

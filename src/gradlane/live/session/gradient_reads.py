@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradlane.live.backends.norm_kernels import Multiplication
 from gradlane.live.comm.turn import in_turn
 from gradlane.live.session.phases import NotAllowedError, Phase
 from gradlane.live.session.script_lines import reader
 from gradlane.live.session.tracked import Tracked
 
 if TYPE_CHECKING:
+    from gradlane.live.backends.norms import Norms
     from gradlane.live.session.parts import Parts
     from gradlane.live.session.pending_gradient import InPlace
     from gradlane.live.session.steps import Steps
@@ -34,31 +36,48 @@ class GradientReads:
 
     @in_turn
     def read(self, several: Sequence[Tracked], order: float | None = None) -> None:
-        if not self._parts.settled:
-            self._parts.measuring.gradient_read(order)
+        parts = self._parts
+        if not parts.settled:
+            parts.measuring.gradient_read(order)
         if self._late_of(several):
             # it does not count against deferring where a plan may come into force that tells such norms
-            self._parts.was_late |= order is None or order != self._parts.planner.clips
-            if not self._parts.has_told("read"):
-                waits = "such steps wait for all sums" if order is None else "such steps wait for all sums under this plan"
-                self._parts.tell("read", f"{reader(of='gradients')} between backward and step: {waits}")
+            parts.was_late |= order is None or order != parts.planner.clips
+            self._tell("such steps wait for all sums" + (" under this plan" if order is not None else ""))
         self._wait(several)
 
     @in_turn
     def norms(self, several: Sequence[Tracked], order: float) -> dict[Tracked, torch.Tensor]:
-        parts = self._parts
-        norms = parts.driver.norms
-        if norms is None or norms.order != order or not self._late_of(several):
+        norms = self._parts.driver.norms
+        if norms is None or norms.order != order:
             return {}
-        if norms.threads != torch.get_num_threads():  # the script has changed it since its backward pass began
-            return {}
-        parts.driver.wait_for_norms(norms)
-        if not norms.are_there:
-            return {}  # another thread went on meanwhile
-        known = {tracked: norms.of(tracked.tensor) for tracked in self._late_of(several) if not tracked.later}
-        for tracked, norm in known.items():
-            parts.verifier.told_norm(tracked.param, order, norm)
+        known: dict[Tracked, torch.Tensor] = {}
+        for tracked in self._late_with(norms, several):
+            factor = _factor_of(tracked.later)
+            if factor is not None:
+                known[tracked] = norms.of(tracked.tensor, is_multiplied=factor != 1)
+                self._parts.verifier.told_norm(tracked.param, order, known[tracked], tracked.later)
         return known
+
+    @in_turn
+    def unscales(self, several: Sequence[Tracked], multiply: Multiplication) -> set[Tracked]:
+        parts, norms = self._parts, self._parts.driver.norms
+        if not parts.settled:
+            parts.measuring.gradients_unscaled()
+        if norms is not None:
+            norms.next_factor = multiply.factor
+            late = self._late_with(norms, several)
+            if late and not any(tracked.later for tracked in late) and norms.are_finite_by(multiply.factor):
+                late = self.puts_off(several, multiply)
+                for tracked in late:
+                    norm = norms.of(tracked.tensor, is_multiplied=multiply.factor != 1)
+                    parts.verifier.told_norm(tracked.param, norms.order, norm, tracked.later)
+                return late
+        if self._late_of(several):
+            parts.was_late |= parts.planner.clips is None
+            if norms is None:
+                self._tell("such steps wait for all sums under this plan")
+        self._wait(several)
+        return set()
 
     @in_turn
     def puts_off(self, several: Sequence[Tracked], operation: InPlace) -> set[Tracked]:
@@ -71,6 +90,18 @@ class GradientReads:
         if there:
             self._wait(there)
         return late
+
+    def _late_with(self, norms: Norms, several: Sequence[Tracked]) -> set[Tracked]:
+        """Those of `several` whose norms are known and whose sums have not arrived."""
+        # the script may have changed the number of threads since its backward pass began
+        if not self._late_of(several) or norms.threads != torch.get_num_threads():
+            return set()
+        self._parts.driver.wait_for_norms(norms)
+        return self._late_of(several) if norms.are_there else set()  # another thread may go on meanwhile
+
+    def _tell(self, waits: str) -> None:
+        if not self._parts.has_told("read"):
+            self._parts.tell("read", f"{reader(of='gradients')} between backward and step: {waits}")
 
     def _late_of(self, several: Sequence[Tracked]) -> set[Tracked]:
         """Those whose sums have not arrived, in a step that may be over before they have."""
@@ -91,3 +122,11 @@ class GradientReads:
             verifier.touched(tracked.param)
             verifier.arrived(tracked.param, tracked.slot)
         self._parts.gradients.change(several)
+
+
+def _factor_of(later: Sequence[InPlace]) -> float | None:
+    """By what a gradient is multiplied before its norm is taken; None if it is changed otherwise."""
+    if not later:
+        return 1.0
+    only = later[0] if len(later) == 1 else None
+    return only.factor if isinstance(only, Multiplication) else None

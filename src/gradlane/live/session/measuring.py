@@ -12,6 +12,9 @@ from gradlane.live.comm.driver import Driver
 from gradlane.live.session.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from gradlane.live.session.tracked import Tracked
 
+_ANY_ORDER = 2.0
+"""Of the norms that owners tell to a script that takes none, but asks whether gradients are finite."""
+
 
 class Measuring:
     """The measurements of one session.
@@ -32,6 +35,7 @@ class Measuring:
         self._forward_ns = 0
         # iterations in which gradients were read before the step, by the order of the norm that was asked for, or None
         self._reads: defaultdict[float | None, set[int]] = defaultdict(set)
+        self._unscaled: set[int] = set()  # those in which a GradScaler divided them, and looked whether they are finite
         self._watched_iteration = -1  # the last in which all parameters were watched
         self.is_on = False
 
@@ -113,15 +117,21 @@ class Measuring:
         """A gradient is read before the step, for its norm of this order, or for anything else."""
         self._reads[order].add(self._driver.iteration)
 
+    def gradients_unscaled(self) -> None:
+        """A GradScaler divides gradients by its scale, for which the norm of any order tells enough."""
+        self._unscaled.add(self._driver.iteration)
+
     @property
     def always_read(self) -> bool:
         """Whether gradients were read before the step in every iteration."""
-        return self._in_all(set[int]().union(*self._reads.values()))
+        return self._in_all(self._unscaled.union(*self._reads.values()))
 
     @property
     def norms_read(self) -> float | None:
         """The order of norms of gradients that were read in every iteration; None if other things were too."""
         orders = [order for order, iterations in self._reads.items() if self._in_all(iterations)]
+        if not orders and self._in_all(self._unscaled):
+            return _ANY_ORDER
         return orders[0] if len(orders) == 1 else None
 
     def _in_all(self, iterations: set[int]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from gradlane.live.backends.norm_kernels import Multiplication
 from gradlane.live.session.early_uses import order_of_norm, use_early, wait_for_sums
 from gradlane.live.session.tracked import Tracked
 
@@ -37,6 +38,9 @@ class Reads(Protocol):
         """Those of `several` whose gradients `operation` will change when the sum is there; the sums of the others are there
         now. `operation` is noted once for each time that a member comes.
         """
+
+    def unscales(self, several: Sequence[Tracked], multiply: Multiplication) -> set[Tracked]:
+        """As `puts_off`, of those gradients that are known to be finite."""
 
 
 InPlace = Callable[[torch.Tensor], object]

@@ -80,8 +80,8 @@ class StepObserver:
     def arrived(self, param: torch.nn.Parameter, total: torch.Tensor) -> None:
         """The session has the sum `total`, which the script has not seen yet. Later calls in an iteration change nothing."""
 
-    def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor) -> None:
-        """The script has been told the norm of a sum that has not arrived."""
+    def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor, operations: Sequence[InPlace]) -> None:
+        """The script has been told the norm of a sum that has not arrived, as its `operations` in place will change it."""
 
     def changes(self, param: torch.nn.Parameter, operations: Sequence[InPlace]) -> None:
         """A deferred update is about to take the sum, changed by the script's `operations` in place."""

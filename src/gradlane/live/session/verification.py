@@ -128,7 +128,7 @@ class Verifier(StepObserver):
         self._last_updates: dict[int, _Update] = {}
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
         self._is_stepping = False  # the last of them has not returned
-        self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor]] = []
+        self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor, Sequence[InPlace]]] = []
         # by iteration, when the forward pass began that DDP begins with rank 0's: one of training, or an evaluation before it,
         # perhaps on this rank alone. Its own rule, since BufferSync is what is verified.
         self._buffers: dict[int, list[torch.Tensor]] = {}
@@ -205,9 +205,9 @@ class Verifier(StepObserver):
         self._steps.append((DeferredStep(optimizer), updates))
         self._last_updates.update((id(update.param), update) for update in updates)
 
-    def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor) -> None:
+    def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor, operations: Sequence[InPlace]) -> None:
         if self.verifies:
-            self._norms.append((param, order, norm.clone()))
+            self._norms.append((param, order, norm.clone(), tuple(operations)))
 
     def changes(self, param: torch.nn.Parameter, operations: Sequence[InPlace]) -> None:
         update = self._last_updates.get(id(param))
@@ -306,16 +306,12 @@ class Verifier(StepObserver):
 
     def _changed(self, update: _Update) -> torch.Tensor:
         """The gradient that a deferred update takes: the sum, as the script has changed it."""
-        gradient = self._totals[id(update.param)]
-        if update.operations:
-            gradient = gradient.clone()
-            for operation in update.operations:
-                operation(gradient)
-        return gradient
+        return _after(update.operations, self._totals[id(update.param)])
 
     def _compare_norms(self) -> None:
-        for param, order, told in self._norms:
-            (norm,) = torch._foreach_norm([self._totals[id(param)]], order)  # with the kernel of `norms_of`
+        for param, order, told, operations in self._norms:
+            gradient = _after(operations, self._totals[id(param)])
+            (norm,) = torch._foreach_norm([gradient], order)  # with the kernel of `both_norms`
             if not same_bits(norm, told):
                 self._fail(param, "the norm of its gradient", norm, told)
 
@@ -368,6 +364,15 @@ class Verifier(StepObserver):
 
     def close(self) -> None:
         self._groups.close()
+
+
+def _after(operations: Sequence[InPlace], gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient as the script's operations change it, in memory of its own if there are any."""
+    if operations:
+        gradient = gradient.clone()
+        for operation in operations:
+            operation(gradient)
+    return gradient
 
 
 def _copies(state: dict[str, Any]) -> dict[str, Any]:

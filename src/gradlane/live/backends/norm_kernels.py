@@ -1,0 +1,71 @@
+"""Norms of gradients, and of gradients that a GradScaler has divided by its scale, with the bits of the script's own calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+_BATCH_BYTES = 1 << 26
+"""Gradients that are copied at once: enough for a device, little beside a model."""
+
+
+class Multiplication:
+    """What `GradScaler.unscale_` does to gradients whose elements are finite.
+
+    Args:
+        factor: a number that float32 has.
+        device: of the gradients.
+    """
+
+    def __init__(self, factor: float, device: torch.device) -> None:
+        self.factor = factor
+        self._factor, self._has_found = (torch.full((1,), value, dtype=torch.float32, device=device) for value in (factor, 0.0))
+
+    def __call__(self, *gradients: torch.Tensor) -> None:
+        """Multiply in place. All are of one dtype."""
+        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._has_found, self._factor)
+
+
+def both_norms(gradients: Sequence[torch.Tensor], order: float, factor: float) -> torch.Tensor:
+    """Norms that `clip_grad_norm_` would take, as float64 and where the gradients are.
+
+    It takes those of one dtype at once: on a device that is another kernel than for one gradient alone.
+
+    Args:
+        gradients: at least one; they stay as they are.
+        order: of the norms.
+        factor: of `GradScaler.unscale_`.
+
+    Returns:
+        In the first row norms of the gradients, in the second of gradients that are multiplied by `factor`; zeros if it is 1.
+    """
+    first = [torch.zeros((), dtype=torch.float64, device=gradients[0].device)] * len(gradients)
+    second = first.copy()
+    multiply = Multiplication(factor, gradients[0].device)
+    for places in _batches(gradients):
+        batch = [gradients[place] for place in places]
+        for place, norm in zip(places, torch._foreach_norm(batch, order), strict=True):
+            first[place] = norm.double()
+        if factor != 1:
+            multiplied = [gradient.clone() for gradient in batch]
+            multiply(*multiplied)
+            for place, norm in zip(places, torch._foreach_norm(multiplied, order), strict=True):
+                second[place] = norm.double()
+    return torch.stack((torch.stack(first), torch.stack(second)))
+
+
+def _batches(gradients: Sequence[torch.Tensor]) -> Iterator[list[int]]:
+    """Places of gradients of one dtype, of `_BATCH_BYTES` together or one that is larger."""
+    for dtype in {gradient.dtype for gradient in gradients}:
+        batch: list[int] = []
+        batch_bytes = 0
+        for place, gradient in enumerate(gradients):
+            if gradient.dtype != dtype:
+                continue
+            if batch and batch_bytes + gradient.nbytes > _BATCH_BYTES:
+                yield batch
+                batch, batch_bytes = [], 0
+            batch.append(place)
+            batch_bytes += gradient.nbytes
+        yield batch
