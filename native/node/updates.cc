@@ -22,6 +22,7 @@ void Updates::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const La
     kept.memory.resize(kept.values * (1 + StatesOf(spec.update)));
     kept.slots.resize(places);
     kept.pushes.resize(places * world_);
+    kept.iterations.resize(places * world_);
     kept.unanswered.resize(places * words_);
     kept.asked.resize(places * world_);
     if (spec.staleness == 0 && order_ == Order::kRank) kept.in_order.resize(places * world_);
@@ -126,10 +127,12 @@ void Updates::Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender,
                    uint16_t flags) {
     if (broken_) return;
     Slot& slot = kept.slots[place];
-    uint64_t* pushes = kept.pushes.data() + place * world_;
-    const bool places = pushes[sender] == 0 || (flags & kFlagPlace) != 0, quiet = places || (flags & kFlagQuiet) != 0;
+    uint64_t* iterations = kept.iterations.data() + place * world_;
+    uint64_t& pushes = kept.pushes[place * world_ + sender];
+    const bool places = pushes == 0 || (flags & kFlagPlace) != 0, quiet = places || (flags & kFlagQuiet) != 0;
+    const bool fetches = !places && PartOf(flags) != Part::kParameters;
     if (places && sender == 0) Place(kept, place, PartOf(flags), gradient);
-    if (pushes[sender] == 0) {
+    if (pushes == 0 || fetches) {
         // nobody's gradient
     } else if (kept.spec.staleness == 0) {
         if (!Gather(tensor, kept, place, sender, gradient, std::move(payload), quiet)) return;
@@ -139,7 +142,8 @@ void Updates::Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender,
     payload.reset();
     kept.asked[place * world_ + sender] = PartOf(flags);
     kept.unanswered[place * words_ + sender / 64] |= uint64_t{1} << (sender % 64);
-    if (pushes[sender]++ == slot.least) slot.least = *std::min_element(pushes, pushes + world_);
+    ++pushes;
+    if (!fetches && iterations[sender]++ == slot.least) slot.least = *std::min_element(iterations, iterations + world_);
     if (slot.arrived == world_) StepBySum(kept, place);
     Answer(tensor, kept, place);
 }
@@ -218,6 +222,7 @@ void Updates::Read(Kept& kept, uint32_t place, Part part, uint8_t* into) {
 void Updates::Answer(uint32_t tensor, Kept& kept, uint32_t place) {
     const Slot& slot = kept.slots[place];
     const uint64_t* pushes = kept.pushes.data() + place * world_;
+    const uint64_t* iterations = kept.iterations.data() + place * world_;
     if (pushes[0] == 0) return;  // rank 0's values are not there yet
     const Piece& piece = Pieces(kept)[place];
     BufferRef copy;  // the same for all that are answered with parameters now
@@ -225,7 +230,7 @@ void Updates::Answer(uint32_t tensor, Kept& kept, uint32_t place) {
         uint64_t& bits = kept.unanswered[place * words_ + word];
         for (uint64_t left = bits; left != 0; left &= left - 1) {
             const auto rank = static_cast<uint32_t>(word * 64 + static_cast<size_t>(__builtin_ctzll(left)));
-            if (kept.spec.staleness != kUnbounded && pushes[rank] > slot.least + kept.spec.staleness) continue;
+            if (kept.spec.staleness != kUnbounded && iterations[rank] > slot.least + kept.spec.staleness) continue;
             bits &= ~(left & -left);
             const Part part = kept.asked[place * world_ + rank];
             if (static_cast<int32_t>(rank) == local_) {

@@ -8,6 +8,8 @@
 //   what the server keeps.
 // - The server answers each push with the part that the push names, which is the parameters unless
 //   it says otherwise. A worker pushes a packet again only after it has been answered.
+// - A fetch is answered at once, and nobody waits for it, so that a worker may fetch when it likes.
+//   All others are pushes of an iteration.
 //
 // With staleness k the server answers a worker's push of iteration i when every worker has pushed
 // iteration i - k. No worker ever computes with parameters that lack another worker's gradient of
@@ -74,7 +76,7 @@ class Updates {
 
   private:
     struct Slot {
-        uint64_t least = 0;  // pushes that every worker has made
+        uint64_t least = 0;  // iterations that every worker has pushed
         uint64_t steps = 0;  // updates that were made
         BufferRef sum;       // staleness 0: of this iteration's gradients
         uint32_t arrived = 0;               // staleness 0: pushes of this iteration
@@ -90,7 +92,8 @@ class Updates {
         std::vector<size_t> first;     // by place: its first value
         std::vector<float> memory;     // parameters, then each state
         std::vector<Slot> slots;
-        std::vector<uint64_t> pushes;  // by place and worker
+        std::vector<uint64_t> pushes;      // by place and worker, with fetches
+        std::vector<uint64_t> iterations;  // by place and worker: pushes without fetches
         std::vector<uint64_t> unanswered;  // a bit a place and worker
         std::vector<Part> asked;           // by place and worker: the part to answer with
         std::vector<BufferRef> in_order;   // staleness 0 in rank order: a gradient a place and worker

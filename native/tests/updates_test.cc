@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -282,6 +283,35 @@ TEST(PartsAreFetchedAndPlacedAndBothLeaveTheRestAlone) {
         CHECK_EQ(both(1, 1, 0), in_step ? 1.0f : 7 - 5.0f - 3.5f);
         CHECK_EQ(both(0, 0, kFlagQuiet | FlagsOf(Part::kFirst)), in_step ? 6.0f : 3.5f);
         CHECK_EQ(both(0, 0, kFlagQuiet | FlagsOf(Part::kSteps)), in_step ? 4.0f : 5.0f);
+    }
+}
+
+TEST(AFetchIsOfNoIteration) {
+    Rule rule = Sgd(1);
+    rule.kind = RuleKind::kMomentum;
+    rule.momentum = 0.5;
+    for (const uint32_t staleness : {0u, 1u}) {
+        Server server(2, -1, Order::kArrival, Updated(1, staleness, RuleKind::kMomentum));
+        const auto answer_to = [&](uint32_t rank, uint32_t push, float of, uint16_t flags = 0) {
+            server.Push(rank, 0, push, Values(kValues, of), flags);
+            if (server.out.sent.empty()) return std::numeric_limits<float>::quiet_NaN();
+            const float value = server.out.sent.back().values[0];
+            server.out.sent.clear();
+            return value;
+        };
+        for (uint32_t rank = 0; rank < 2; ++rank) server.sums.SetRule(0, rank, rule);
+        for (uint32_t rank = 0; rank < 2; ++rank) answer_to(rank, 0, 0);
+        for (uint32_t rank = 0; rank < 2; ++rank) answer_to(rank, 1, 1);
+        const float momentum = staleness == 0 ? 2.0f : 1.5f;
+        // one worker fetches, while the other's gradient of the next iteration is there or waits
+        const float before = answer_to(1, 2, 1);
+        CHECK(std::isnan(before) == (staleness == 0));
+        const float seen = staleness == 0 ? momentum : momentum / 2 + 1;
+        for (uint32_t push = 2; push < 5; ++push) CHECK_EQ(answer_to(0, push, 0, kFlagQuiet | FlagsOf(Part::kFirst)), seen);
+        CHECK_EQ(answer_to(0, 5, 1), staleness == 0 ? -5.0f : -2.5f - 1.75f - 1.875f);
+        // with staleness 1 the other one is ahead by no more than it was
+        CHECK(!std::isnan(answer_to(1, 3, 1)) == (staleness != 0));
+        if (staleness != 0) CHECK(std::isnan(answer_to(1, 4, 1)));
     }
 }
 

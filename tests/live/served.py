@@ -263,6 +263,118 @@ def without_its_last_step(rank: int, world: int) -> list[str]:
     return differences(*found)
 
 
+def fetched_by(rank: int, world: int, after: dict[int, int]) -> tuple[list[str], list[str]]:
+    """Six steps, in which each rank fetches the optimizer's state after a step of its own, or never: what differs at the end
+    from six steps without, and of what was fetched from the state after so many steps.
+    """
+
+    def trained(steps: int, fetches: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        torch.manual_seed(1)
+        model, fetched = Mlp(), {}
+        optimizer = momentum(model)
+        generator = torch.Generator().manual_seed(rank)
+        with gradlane.attach_to_servers(model, optimizer, timeout=20) as session:
+            for step in range(steps):
+                _step(model, optimizer, model.batch(generator))
+                if fetches and step == after.get(rank):
+                    session.fetch_optimizer_state()
+                    fetched = copy.deepcopy(bits(model, optimizer))
+        return bits(model, optimizer), fetched
+
+    at_the_end, fetched = trained(6, fetches=True)
+    expected = trained(6, fetches=False)[0]
+    so_far = [trained(step + 1, fetches=False)[0] for step in after.values()]
+    of_mine = dict(zip(after, so_far, strict=True)).get(rank, {})
+    return differences(expected, at_the_end), differences(of_mine, fetched)
+
+
+def written_before_the_end(rank: int, world: int, staleness: int | None) -> tuple[str, str]:
+    """What `close()` raises where a script has written to a parameter after its last step."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    session = gradlane.attach_to_servers(model, optimizer, staleness=staleness, timeout=20)
+    try:
+        _step(model, optimizer, model.batch(generator))  # without a bound, the other one may have closed
+        with torch.no_grad():
+            model.layers[1].weight.clamp_(-0.01, 0.01)
+        session.close()
+    except GradlaneError as error:
+        session.close()
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+class _WithNothing(Mlp):
+    """With a parameter that has no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.nothing.sum()
+
+
+def beside_ddp(rank: int, world: int, what: str) -> list[str]:
+    """What differs from DDP after six steps of a script with a parameter "without elements", or with an optimizer whose
+    "other group" takes the place of its first one after step 2.
+    """
+    found = []
+    for served in (False, True):
+        torch.manual_seed(1)
+        model = _WithNothing() if what == "without elements" else Mlp()
+        optimizer = momentum(model)
+        call = model if served else DistributedDataParallel(model)
+        generator = torch.Generator().manual_seed(rank)
+        with gradlane.attach_to_servers(model, optimizer, timeout=20) if served else contextlib.nullcontext():
+            for step in range(6):
+                _step(call, optimizer, model.batch(generator))
+                if step == 2 and what == "other group":
+                    optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": 0.3}
+        found.append({name: value for name, value in bits(model, optimizer).items() if "nothing" not in name})
+    return differences(*found)
+
+
+def refused_number(rank: int, world: int) -> tuple[str, str]:
+    """What is raised where rank 1 sets a learning rate that no update can have."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    session = gradlane.attach_to_servers(model, optimizer, timeout=20)
+    try:
+        for step in range(5):
+            if (step, rank) == (3, 1):
+                optimizer.param_groups[0]["lr"] = -0.1
+            _step(model, optimizer, model.batch(generator))
+    except GradlaneError as error:
+        return type(error).__name__, str(error)
+    finally:
+        session.close()
+    return "nothing", ""
+
+
+def too_late(rank: int, world: int) -> str:
+    """What rank 0 is told of a value that does not come in time, since rank 1 does not go on before."""
+    model = Mlp()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    store = _store("too late")
+    session = gradlane.attach_to_servers(model, optimizer, timeout=2)
+    try:
+        for step in range(3):
+            if (step, rank) == (2, 1):
+                store.get("told")
+            _step(model, optimizer, model.batch(generator))
+        session.flush()
+    except JobError as error:
+        store.set("told", "")
+        return f"{type(error).__name__}: {error}"
+    finally:
+        session.close()
+    return "nothing"
+
+
 def with_a_frozen_half(rank: int, world: int) -> bool:
     """Whether parameters that are frozen, and have an optimizer of their own, stay as they are while others train."""
     model = Mlp()
@@ -408,6 +520,9 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
         options = {"staleness": -1}
     elif how == "ranks differ":
         options = {"staleness": rank}
+    elif how == "shapes differ":
+        model = nn.Linear(4, 3 + rank)
+        optimizer = adam(model)
     elif how == "launched policy":
         set_launched(LaunchOptions(policy="prophet"))
     elif how == "policy that merges":

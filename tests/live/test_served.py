@@ -242,12 +242,48 @@ ATTACHED = {
     "launched progress": ("InputError", "the launcher gave --progress"),
     "launched wire dtype": ("InputError", "the launcher gave --wire-dtype"),
     "launched algorithm": ("InputError", "the launcher gave --algorithm"),
-    "ranks differ": ("MismatchError", "ranks disagree on options"),
+    "ranks differ": ("MismatchError", "ranks disagree on options: {'staleness': 0} on rank 0"),
+    "shapes differ": ("MismatchError", "ranks disagree on tensor 0: weight of [3, 4] torch.float32 on rank 0"),
 }
 
 
 def test_a_gradient_without_a_step_is_in_what_all_have_at_the_end(two_ranks):
     assert two_ranks.run("tests.live.served:without_its_last_step") == [[], []]
+
+
+@pytest.mark.parametrize("after", [{0: 2}, {1: 3}, {0: 1, 1: 4}], ids=str)
+def test_each_rank_may_fetch_the_optimizers_state_when_it_likes(two_ranks, after):
+    assert two_ranks.run("tests.live.served:fetched_by", after=after) == [([], []), ([], [])]
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_what_a_script_writes_before_the_end_is_kept_or_refused(two_ranks, staleness):
+    outcomes = two_ranks.run("tests.live.served:written_before_the_end", staleness=staleness)
+    if staleness == 0:
+        assert outcomes == [("nothing", "")] * 2
+        return
+    heard = dict(outcomes)  # or nothing by a rank that closes when the job has failed
+    assert "UnsupportedError" in heard
+    assert heard.keys() <= {"UnsupportedError", "PeerFailed", "nothing"}
+    assert all("the script wrote to layers.1.weight" in text for kind, text in outcomes if kind != "nothing")
+
+
+@pytest.mark.parametrize("what", ["without elements", "other group"])
+def test_odd_parameters_and_groups_train_as_under_ddp(two_ranks, what):
+    assert two_ranks.run("tests.live.served:beside_ddp", what=what) == [[], []]
+
+
+def test_a_number_that_no_update_can_have_ends_the_job_on_all_ranks(two_ranks):
+    (kind, heard), (own_kind, text) = two_ranks.run("tests.live.served:refused_number")
+    assert (kind, own_kind) == ("PeerFailed", "InputError")
+    assert text.startswith("rank 1, iteration 2: the optimizer's numbers: got Sgd(lr=-0.1, ")
+    assert text in heard
+
+
+def test_a_value_that_does_not_come_in_time_is_named(two_ranks):
+    text, _ = two_ranks.run("tests.live.served:too_late")
+    assert text.startswith("CommunicationError: iteration 2: the new value of layers.")
+    assert text.endswith("did not come within 2 s; is another rank slow, or gone?")
 
 
 def test_an_optimizer_of_frozen_parameters_alone_does_nothing(two_ranks):

@@ -149,13 +149,16 @@ class Averaging:
             if missing:
                 raise InputError(f"{missing[0]}: it was not handed over in iteration {self._iteration}, expected every tensor")
             start_ns = time.monotonic_ns()
-            self._engine.wait_or_fail(None, self._timeout_s, f"iteration {self._iteration}: not all sums came")
+            self._engine.wait_or_fail(None, self._timeout_s, self._late)
             self._spans = [
                 *self._spans[1 - _KEPT :],
                 Span("wait", self._iteration, -1, start_ns, time.monotonic_ns()),
             ]
             self._last, self._handed_over = self._handed_over, {}
             return self._memory
+
+    def _late(self) -> str:
+        return f"iteration {self._iteration}: not all sums came ({self._engine.describe_state()})"
 
     def broadcast(self, arrays: Sequence[Array]) -> list[Array]:
         """Copies of rank 0's arrays, on every rank, bit for bit. Between two iterations; all ranks call it.

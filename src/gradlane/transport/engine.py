@@ -179,7 +179,7 @@ class NodeEngine:
         self,
         tensor: int | None,
         timeout_s: float,
-        late: str,
+        late: Callable[[], str],
         look: Callable[[], None] = lambda: None,
         every_s: float = math.inf,
     ) -> None:
@@ -187,7 +187,7 @@ class NodeEngine:
 
         Args:
             tensor, timeout_s: as for `wait`.
-            late: what has happened where it does not arrive, for the error.
+            late: says what has not come, for the error.
             look: called again and again meanwhile; what it raises ends the wait.
             every_s: seconds from one call to the next.
 
@@ -205,7 +205,7 @@ class NodeEngine:
             self._owner.check()
             look()
             if left_s <= every_s:
-                text = f"{late} within {timeout_s:.0f} s; {self.describe_state()}; is another rank slow, or gone?"
+                text = f"{late()} within {timeout_s:.0f} s; is another rank slow, or gone?"
                 self.abandon(text)
                 raise CommunicationError(text)
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from gradlane.errors import JobError, PeerFailed, UnsupportedError, described
+from gradlane.errors import GradlaneError, InputError, JobError, PeerFailed, UnsupportedError, described
 from gradlane.live.comm.turn import given_up, in_turn, turn
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
@@ -84,6 +84,10 @@ class ServedIterations:
         self.failure: JobError | None = None
         self._sent: list[SentGradient | None] = [None] * len(job.params)
         self._rules = groups.rules()
+        # servers have no parameter without elements, and an optimizer would make state for its gradient
+        self._without_elements = [
+            param for one in job.optimizers for group in one.param_groups for param in group["params"] if not param.numel()
+        ]
         for param in parameters_of_scripts(job.model):
             if id(param) in self._of:
                 self._of[id(param)].unguarded = True
@@ -178,7 +182,10 @@ class ServedIterations:
         if self.passes.was_evaluated and self.buffers is not None:
             self.buffers.after_forward()
         self._rules = self._groups.rules()
-        self._values.set_rules(self._rules)
+        try:
+            self._values.set_rules(self._rules)
+        except InputError as error:  # perhaps of this rank alone
+            self.fail(f"the optimizer's numbers: got {error}", InputError)
         self.iteration += 1
         self._values.begin(self.iteration)
         self._updates.begin(self.tracked, ())
@@ -274,6 +281,8 @@ class ServedIterations:
         for tracked in stepped:
             self._check_gradient(tracked)
             self._sent[tracked.tensor] = None
+        for param in self._without_elements:
+            param.grad = None
         wrap_handlers()
         late = self._values.late([tracked.tensor for tracked in stepped])
         if late:
@@ -321,8 +330,7 @@ class ServedIterations:
 
     def _refuse_state(self, what: str = "optimizer.state is used, or the optimizer is copied,") -> NoReturn:
         raise UnsupportedError(
-            f"{what} while the update is on the servers, which have the state: let every rank call "
-            "session.fetch_optimizer_state() before"
+            f"{what} while the update is on the servers, which have the state: call session.fetch_optimizer_state() before"
         )
 
     def _refuse_changed_states(self) -> None:
@@ -429,7 +437,7 @@ class ServedIterations:
             self.failure = error if isinstance(error, JobError) else PeerFailed(text, self._global_rank)
         self._values.abort(text)
 
-    def fail(self, text: str, kind: type[JobError] | type[UnsupportedError] = JobError) -> NoReturn:
+    def fail(self, text: str, kind: type[GradlaneError] = JobError) -> NoReturn:
         """Raise an error of `kind` with `text`, and tell the other ranks."""
         error = kind(f"rank {self._global_rank}, iteration {self.iteration}: {text}")
         self.abort(error)

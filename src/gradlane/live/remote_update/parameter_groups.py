@@ -35,12 +35,12 @@ class ParameterGroups:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         if not optimizers:
             raise InputError("optimizer: got none, expected the optimizer whose update the servers shall do")
-        self._groups: list[tuple[torch.optim.Optimizer, dict[str, Any]]] = []
+        self._groups: list[tuple[torch.optim.Optimizer, int]] = []  # optimizers have others in their place if they like
         self._group_of: dict[int, int] = {}
         trained = {id(param): name for name, param in params}
         for optimizer in optimizers:
             _refuse_what_servers_do_not_know(optimizer)
-            for group in optimizer.param_groups:
+            for number, group in enumerate(optimizer.param_groups):
                 for param in group["params"]:
                     if id(param) in self._group_of:
                         raise UnsupportedError(
@@ -54,7 +54,7 @@ class ParameterGroups:
                             f"{type(optimizer).__name__} has a parameter of shape {tuple(param.shape)} that is not the "
                             "model's: servers update the model's parameters; give the others an optimizer of their own"
                         )
-                self._groups.append((optimizer, group))
+                self._groups.append((optimizer, number))
         missing = [name for name, param in params if id(param) not in self._group_of]
         if missing:
             raise UnsupportedError(f"{missing[0]} is trained and in no optimizer: freeze it, or give it to one")
@@ -69,7 +69,7 @@ class ParameterGroups:
 
     def rules(self) -> list[Rule]:
         """Each group's rule with its present options, such as the learning rate."""
-        return [_rule(optimizer, group) for optimizer, group in self._groups]
+        return [_rule(optimizer, optimizer.param_groups[number]) for optimizer, number in self._groups]
 
 
 def _refuse_what_servers_do_not_know(optimizer: torch.optim.Optimizer) -> None:

@@ -86,24 +86,36 @@ class ServedActions(Guarding):
 
     def update(self, step: ServedStep, several: Sequence[Tracked]) -> None:
         with guarded_params.as_ordinary():
-            for tracked in several:
-                if tracked.param._version != self._versions[tracked.tensor]:
-                    self._iterations.fail(
-                        f"the script wrote to {tracked.name}, and its value is the servers': close() the session, change it, "
-                        "and attach again",
-                        UnsupportedError,
-                    )
             self.copy(several)
 
     def copy(self, several: Iterable[Tracked]) -> None:
-        """Copy the values that have arrived to parameters."""
+        """Copy the values that have arrived to parameters.
+
+        Raises:
+            UnsupportedError: the script has written to one of them since; the job fails.
+        """
         several = list(several)
+        self.refuse_writes(several)
         with torch.inference_mode(False), torch.no_grad():
             torch._foreach_copy_(
                 [tracked.param for tracked in several], [self._values.slots[tracked.tensor] for tracked in several]
             )
         for tracked in several:
             self._versions[tracked.tensor] = tracked.param._version
+
+    def refuse_writes(self, several: Iterable[Tracked]) -> None:
+        """Fail the job if the script has written to one of `several` since its value was copied.
+
+        Raises:
+            UnsupportedError: it has.
+        """
+        for tracked in several:
+            if tracked.param._version != self._versions[tracked.tensor]:
+                self._iterations.fail(
+                    f"the script wrote to {tracked.name}, and its value is the servers': close() the session, change it, "
+                    "and attach again",
+                    UnsupportedError,
+                )
 
     # -- gradients and guards -----------------------------------------------------------------------
 

@@ -79,8 +79,7 @@ class ServedSession:
         """Copy the servers' optimizer state to this rank's optimizers, until the next backward
         pass.
 
-        For checkpoints: call it between `step()` and the next backward pass, on every rank in the
-        same iteration unless staleness is None.
+        For checkpoints: call it between `step()` and the next backward pass, on the ranks that need it.
         """
         self._iterations.fetch_optimizer_state()
 
@@ -99,6 +98,8 @@ class ServedSession:
         try:
             if not self.failed and not iterations.in_backward:
                 iterations.flush()
+                if self.staleness != 0:
+                    iterations.actions.refuse_writes(iterations.tracked)
                 self._values.leave()
                 if iterations.buffers is not None:
                     iterations.buffers.close()

@@ -190,8 +190,14 @@ class Values:
     def wait_for(self, tensor: int) -> None:
         """Wait until the new parameters of this iteration are in slot `tensor`."""
         if not self.has_arrived(tensor):
-            late = "new parameters did not come"
-            self._engine.wait_or_fail(self._last - tensor, self._timeout_s, late, self.refuse_departures, _LOOK_S)
+            name = self.plan.tensors[self._last - tensor].name
+            self._engine.wait_or_fail(
+                self._last - tensor,
+                self._timeout_s,
+                lambda: f"iteration {self._iteration}: the new value of {name} did not come",
+                self.refuse_departures,
+                _LOOK_S,
+            )
 
     def refuse_departures(self, ahead: int = 0) -> None:
         """Fail the job if a rank has closed its session whose gradients are still needed.

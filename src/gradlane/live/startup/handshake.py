@@ -34,9 +34,9 @@ class Terms(msgspec.Struct, frozen=True):
     backend: str
     order: str
     optimizers: tuple[str, ...]
-    options: dict[str, Any]
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]  # (name, dtype, shape)
     buffers: tuple[tuple[str, str, tuple[int, ...]], ...]
+    options: dict[str, Any]  # may have the fingerprint of a plan, which says less than what is above
 
     def fingerprint(self) -> bytes:
         """A digest of 32 bytes; equal terms have equal ones."""
@@ -111,6 +111,9 @@ def _first_difference(one: _Entry, other: _Entry) -> str:
         left, right = getattr(one.terms, field), getattr(other.terms, field)
         if left == right:
             continue
+        if field == "options":
+            keys = [key for key in left | right if left.get(key) != right.get(key)]
+            return differ(field, *({key: options.get(key) for key in keys} for options in (left, right)))
         if field not in ("tensors", "buffers"):
             return differ(field, left, right)
         for index, (a, b) in enumerate(zip(left, right, strict=False)):
