@@ -44,6 +44,46 @@ def numbers(rank: int, world: int, policy: str, backend: str, drop_in: bool = Fa
     return found
 
 
+LAYER_S = 0.01
+
+
+class _Slow(nn.Linear):
+    """A layer that takes `LAYER_S` at least."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(LAYER_S)
+        return super().forward(x)
+
+
+def several_passes(rank: int, world: int, how: str) -> tuple[list[int], int, int, list[int]]:
+    """Eight steps of four forward passes each: three accumulate "without sums", or all of them are "in one loss".
+
+    Returns:
+        The iterations of the steps in the timeline, the shortest of these in ns, the measured forward pass in ns, and how many
+        forward passes the timeline has of each iteration.
+    """
+    net = _Slow(32, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gradlane.attach(net, optimizer, "p3", profile_iterations=3) as session:
+        for _ in range(8):
+            optimizer.zero_grad()
+            if how == "in one loss":
+                sum(net(torch.randn(8, 32)).square().mean() for _ in range(4)).backward()
+            else:
+                with session.no_sync():
+                    for _ in range(3):
+                        net(torch.randn(8, 32)).square().mean().backward()
+                net(torch.randn(8, 32)).square().mean().backward()
+            optimizer.step()
+        session.flush()
+        timeline, profile = session.timeline(), session.profile()
+    steps = timeline.of("step")
+    passes = [span.iteration for span in timeline.of("forward")]
+    iterations = [span.iteration for span in steps]
+    shortest_ns = min(span.end_ns - span.start_ns for span in steps)
+    return iterations, shortest_ns, profile.forward_ns, [passes.count(each) for each in iterations]
+
+
 def waits_for_buffers(rank: int, world: int) -> float | None:
     """The exposed seconds of a step. The model has buffers, and rank 1 comes 0.5 s late."""
     net = nn.Sequential(_net(), nn.BatchNorm1d(4))

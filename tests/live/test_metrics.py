@@ -10,10 +10,19 @@ from torch import nn
 import gradlane
 from tests.commands import EXAMPLE, ROOT
 from tests.commands import gradlane as run_command
+from tests.live.metrics import LAYER_S
 from tests.live.ranks import Ranks
 from tests.ports import free_port
 
 BYTES = 4 * (32 * 64 + 64 + 64 * 4 + 4)
+
+
+@pytest.mark.parametrize("how", ["without sums", "in one loss"])
+def test_a_step_of_several_passes_is_one_step_of_the_timeline_and_one_forward_pass_of_the_profile(two_ranks, how):
+    for iterations, shortest_ns, forward_ns, passes in two_ranks.run("tests.live.metrics:several_passes", how=how):
+        assert iterations == list(range(iterations[0], 7))
+        assert min(shortest_ns, forward_ns) >= 4 * LAYER_S * 1e9
+        assert passes[1:] == [1] * (len(iterations) - 1)  # the plan came after the first one
 
 
 # 8 steps: of the first there is no whole one yet, and the plan is there from the fifth on

@@ -62,7 +62,8 @@ class Iterations:
         self.complete, self.arrived_again = self._sending.complete, self._sending.arrived
         self.may_be_complete = self._sending.may_be_complete
         self._unseen: set[Tracked] = set()  # that something reads past every guard
-        self._forward_began_ns = self._backward_began_ns = 0
+        self._forward_began_ns = self._forward_ended_ns = self._backward_began_ns = 0
+        self._begun_behind: int | None = None  # the last iteration when the first forward pass of the coming one began
         self._in_forward = False  # a forward pass in training runs; until it ends, or its backward pass begins
         self._calls = OpenCalls()
         self._take_up(first_plan)
@@ -173,15 +174,21 @@ class Iterations:
         if changed is not None:
             raise JobError(f"buffer {changed} is not where it was at attach: close() the session and attach again")
         self._steps.keep_the_barrier_if_it_is_kept_anyway()
+        if self._begun_behind != self._driver.iteration:  # else gradients accumulate, or the model is called several times
+            self._begin_step()
+        if watches:
+            self._measuring.all_are_watched()
+            self._watch_all()
+        self._in_forward = True
+
+    def _begin_step(self) -> None:
+        """The first forward pass of an iteration begins."""
+        self._begun_behind = self._driver.iteration
         now = now_ns()
         self._measuring.forward_begins()
         if self._forward_began_ns and self._driver.iteration >= 0:
             self._recorder.add("step", self._driver.iteration, -1, self._forward_began_ns, now)
         self._forward_began_ns = now
-        if watches:
-            self._measuring.all_are_watched()
-            self._watch_all()
-        self._in_forward = True
 
     def _watch_all(self) -> None:
         self.parts.actions.guard([tracked for tracked in self.parts.tracked if not tracked.unguarded])
@@ -240,7 +247,7 @@ class Iterations:
         if self._in_forward:
             self._in_forward = False
             self._measuring.forward_ended()
-            self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, now_ns())
+            self._forward_ended_ns = now_ns()
 
     def use(self, tracked: Tracked) -> None:
         """Called before the first use of a guarded parameter, on any thread."""
@@ -251,10 +258,11 @@ class Iterations:
     def _used(self, tracked: Tracked) -> None:
         self._verifier.touched(tracked.param)
         self.parts.actions.note_use()
-        tracked.was_used = True
-        now = now_ns()
-        self._recorder.add("use", self._driver.iteration + 1, tracked.tensor, now, now)
-        self._measuring.used(tracked, self._in_forward)
+        if not tracked.was_used:
+            tracked.was_used = True
+            now = now_ns()
+            self._recorder.add("use", self._driver.iteration + 1, tracked.tensor, now, now)
+            self._measuring.used(tracked, self._in_forward)
 
     # -- backward ----------------------------------------------------------------------------------
 
@@ -276,6 +284,9 @@ class Iterations:
         parts = self.parts
         parts.failures.check()
         self._forward_is_over()
+        if self._forward_ended_ns:
+            self._recorder.add("forward", self._driver.iteration + 1, -1, self._forward_began_ns, self._forward_ended_ns)
+            self._forward_ended_ns = 0
         unread = list(self._updates)
         self.settle()
         self.verify()

@@ -56,7 +56,7 @@ class Measuring:
             self._step_ended = None
 
     def forward_begins(self) -> None:
-        """A forward pass that trains begins."""
+        """The first forward pass of an iteration begins. Several passes count as one, with the backward passes between them."""
         if self._measures_next:
             self._forward_began = self._stopwatch.now()
 
