@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from gradlane import policies, zoo
 from gradlane.cli import reports
-from gradlane.compare.records import Comparison, Result
+from gradlane.compare.arms import ArmSpec
+from gradlane.compare.records import Cell, Comparison, Result, Sweep
+from gradlane.compare.runner import Trial
 from gradlane.core import files
 from gradlane.core.bus import Bus
 from gradlane.core.cluster import Cluster, Host, Link, Server, Worker
@@ -274,6 +276,30 @@ def test_a_file_of_a_comparison_that_is_damaged_or_not_there_is_named(
         (tmp_path / name).write_bytes(content)
     assert invoke("report", tmp_path, code=2).startswith(f"gradlane: {tmp_path / name}: ")
     assert fault in invoke("report", tmp_path, code=2)
+
+
+@pytest.mark.parametrize("model", ["meta-llama/Llama-3-8B", "../../x", "/x", "..", ".x", "x" * 1000, "Netz für Bilder"])
+def test_the_run_of_a_model_of_any_name_is_in_a_folder_of_the_sweep(tmp_path: Path, model: str) -> None:
+    trial = Trial(msgspec.structs.replace(PROFILE, model=model), 2, None, 1.0, True, [ArmSpec("ddp")], 1, 1, 0, 60.0)
+    (tmp_path / trial.key).mkdir()
+    assert (tmp_path / trial.key).parent == tmp_path
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*-[0-9a-f]{12}", trial.key)
+    Cell(model, 2, 0, None, 1.0, "ddp", (1,), 1, 1, 1, folder=trial.key)
+
+
+def test_a_run_keeps_its_folder_where_the_models_name_can_be_one() -> None:
+    trial = Trial(PROFILE, 2, None, 1.0, True, [ArmSpec("ddp")], 1, 1, 0, 60.0)
+    assert trial.key.startswith("alexnet-")
+
+
+@pytest.mark.parametrize("folder", ["../x", "/x", "x/y", "..", ".", "x\0"])
+def test_a_sweep_whose_run_is_not_in_its_folder_is_refused(tmp_path: Path, folder: str) -> None:
+    cell = Cell("alexnet", 2, 0, None, 1.0, "ddp", (1,), 1, 1, 1, folder="F")
+    data = Sweep("gradlane compare", "here", (cell,)).to_json()
+    (tmp_path / "sweep.json").write_bytes(data.replace(b'"folder":"F"', b'"folder":' + msgspec.json.encode(folder)))
+    said = invoke("report", tmp_path, code=2)
+    assert said.startswith(f"gradlane: {tmp_path / 'sweep.json'}: folder: got ")
+    assert "expected the name of a folder beside the file" in said
 
 
 def test_a_job_that_left_no_plan_or_another_is_refused_with_the_file(tmp_path: Path) -> None:

@@ -160,6 +160,8 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         need(len(self.step_ns) > 0, "step_ns", "no steps", "one or more")
         need_int("turns", self.turns, 1, 1_000_000)
+        is_plain = not {"/", "\0"} & set(self.folder) and self.folder not in (".", "..")
+        need(is_plain, "folder", self.folder, "the name of a folder beside the file")
 
     @property
     def beats_bound(self) -> bool:

@@ -5,6 +5,7 @@ link.
 from __future__ import annotations
 
 import hashlib
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from gradlane.planning.questions.sweep import Outcome
 from gradlane.policies import get
 from gradlane.units import format_rate
 
+_MOST_OF_NAME = 64  # of a model, in the name of a folder, which file systems limit
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -60,8 +63,12 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Name of the run's folder; equal trials are the same run."""
-        return f"{self.profile.model}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
+        """Name of the run's folder; equal trials are the same run.
+
+        A model may have any name, as "meta-llama/Llama-3-8B" or "../x".
+        """
+        name = re.sub(r"^[.-]|[^A-Za-z0-9._-]", "_", self.profile.model)[:_MOST_OF_NAME]
+        return f"{name}-{hashlib.sha256(repr(self).encode()).hexdigest()[:12]}"
 
     @property
     def servers(self) -> int:
