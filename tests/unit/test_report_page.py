@@ -341,6 +341,29 @@ def test_the_answer_of_a_job_says_what_calm_steps_wait_whatever_another_step_did
     assert answers[1] == pytest.approx(answers[0], rel=0.2)
 
 
+def test_a_job_without_a_whole_step_says_so(tmp_path: Path) -> None:
+    plan, timeline = simulated("wfbp")
+    spans = tuple(span for span in timeline.spans if span.kind != "step")
+    files.write(tmp_path / "timeline-rank0.json", msgspec.structs.replace(timeline, spans=spans, rank=0))
+    files.write(tmp_path / "plan-rank0.json", plan)
+    files.write(tmp_path / "profile.json", PROFILE)
+    files.write(tmp_path / "network.json", NETWORK)
+    trial = of_launch(tmp_path)
+    assert trial.answer == "No whole step was recorded under wfbp, the last plan; let the script train longer."
+    assert (trial.title, trial.number) == ("alexnet, no whole step under the last plan, of ranks 0", "-")
+
+
+def test_a_profile_of_another_model_is_named(tmp_path: Path) -> None:
+    plan, timeline = simulated("wfbp")
+    files.write(tmp_path / "timeline-rank0.json", msgspec.structs.replace(timeline, rank=0))
+    files.write(tmp_path / "plan-rank0.json", plan)
+    files.write(tmp_path / "profile.json", zoo.profile("vgg16"))
+    files.write(tmp_path / "network.json", NETWORK)
+    said = invoke("report", tmp_path, code=2)
+    name = next(spec.name for spec in plan.tensors if spec.name not in {each.name for each in zoo.profile("vgg16").specs})
+    assert said.startswith(f"gradlane: {tmp_path / 'profile.json'}: got a profile of vgg16 without the tensor {name!r}, ")
+
+
 def test_percentiles_lie_between_measured_values_and_are_the_same_from_both_ends() -> None:
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
     assert [quantile(values, part) for part in (0, 0.1, 0.5, 0.9, 1)] == pytest.approx([1, 1.4, 3, 4.6, 5])

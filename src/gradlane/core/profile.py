@@ -189,8 +189,17 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Returns:
             A profile in which no tensor is ready before the one ahead of it: where `specs` demands
             it, a tensor's `ready_ns` rises to that of the tensor ahead.
+
+        Raises:
+            InputError: the profile is of another model: it has no tensor of one of these names.
         """
         by_name = {tensor.spec.name: tensor for tensor in self.tensors}
+        for spec in specs:
+            if spec.name not in by_name:
+                raise InputError(
+                    f"got a profile of {self.model} without the tensor {spec.name!r:.80}, expected one with all tensors of the "
+                    "plan; it is of another model: give one of the plan's model"
+                )
         latest = 0
         tensors = []
         for spec in specs:

@@ -58,15 +58,14 @@ def of_launch(folder: Path) -> facts.TrialFacts:
     Raises:
         OSError: a plan is not there.
         FormatError: a file in it is not what it should be.
-        InputError: no timeline is of the plan.
+        InputError: no timeline is of the plan, or the profile is of another model.
     """
     paths = sorted(_timelines(folder), key=lambda path: int(path.stem.removeprefix("timeline-rank")))
     timelines = [files.read(path, Timeline) for path in paths[:MOST_RANKS]]
     plan, timelines = with_plan(folder / f"plan-rank{timelines[0].rank}.json", timelines)
     first = timelines[0]
     steps = [took / 1e6 for took in first.iteration_ns()]
-    profile_path, network_path = folder / "profile.json", folder / "network.json"
-    profile = files.read(profile_path, Profile) if profile_path.exists() else None
+    profile, network_path = _profile_for(plan, folder / "profile.json"), folder / "network.json"
     outcome = None
     if profile is not None and network_path.exists():
         outcome = predict(plan, profile, files.read_where(network_path))
@@ -75,8 +74,12 @@ def of_launch(folder: Path) -> facts.TrialFacts:
     drawn = draw(plan, timelines, iterations) if iterations else None
     if drawn is not None and outcome is not None:
         drawn = msgspec.structs.replace(drawn, simulated=draw_simulated(plan, outcome.timeline(), len(iterations)))
-    parts = None if profile is None else parts_of(first, plan, profile.in_order_of(plan.tensors))
-    waits = "" if parts is None or not steps else f", of which it waits {parts.waits:.0%}"
+    parts = None if profile is None else parts_of(first, plan, profile)
+    whole = f"the last {len(steps)} whole steps" if steps else "no whole step"
+    answer = f"No whole step was recorded under {plan.policy}, the last plan; let the script train longer."
+    if steps:
+        waits = "" if parts is None else f", of which it waits {parts.waits:.0%}"
+        answer = f"A step takes {format_ns(round(typical_ns))} under {plan.policy} (the median, on rank {first.rank}){waits}."
     arm = facts.ArmFacts(
         name=plan.policy,
         note="",
@@ -93,8 +96,8 @@ def of_launch(folder: Path) -> facts.TrialFacts:
     )
     shown = ", ".join(str(timeline.rank) for timeline in timelines)
     return facts.TrialFacts(
-        title=f"{plan.model}, the last {len(steps)} whole steps under the last plan, of ranks {shown}",
-        answer=f"A step takes {format_ns(round(typical_ns))} under {plan.policy} (the median, on rank {first.rank}){waits}.",
+        title=f"{plan.model}, {whole} under the last plan, of ranks {shown}",
+        answer=answer,
         number=format_ns(round(typical_ns)) if steps else "-",
         bound="" if outcome is None else "simulated from the profile and the network that the job measured in its first steps",
         lines=[] if profile is None else [("computing alone, as measured in the first steps", profile.compute_ns / 1e6)],
@@ -102,6 +105,17 @@ def of_launch(folder: Path) -> facts.TrialFacts:
         arms=[arm],
         remarks=[] if outcome is None or not steps else _remarks(outcome.iteration_ns, typical_ns),
     )
+
+
+def _profile_for(plan: Plan, path: Path) -> Profile | None:
+    """The profile in a file, in the order of the plan's tensors; None if there is no file."""
+    if not path.exists():
+        return None
+    profile = files.read(path, Profile)
+    try:
+        return profile.in_order_of(plan.tensors)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _remarks(simulated_ns: int, typical_ns: float) -> list[str]:
