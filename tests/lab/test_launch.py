@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gradlane.core import files
-from gradlane.core.launch_options import LaunchOptions
+from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
 from gradlane.core.plan import Message, Plan, Slice
 from gradlane.core.profile import TensorSpec
 from gradlane.errors import PeerDied, PeerFailed
@@ -103,6 +104,34 @@ def test_a_mistake_is_told_before_anything_starts(script: Path, options: list[st
     arguments = ["launch", *(given.get(option, option) for option in options)]
     assert said in invoke(*arguments, code=2)
     assert not list(script.parent.glob("*.json"))
+
+
+@pytest.mark.parametrize("is_elastic", [False, True])
+def test_what_an_earlier_job_left_goes_before_the_ranks_start_and_nothing_else(
+    script: Path, monkeypatch: pytest.MonkeyPatch, is_elastic: bool
+) -> None:
+    monkeypatch.setenv(LAUNCH_VARIABLE, "")
+    folder = script.parent / "timeline"
+    (folder / "session-2").mkdir(parents=True)
+    earlier = {folder / name for name in ("timeline-rank2.json", "plan-rank2.json", "profile.json", "session-2/network.json")}
+    plan, own = folder / "plan-rank0.json", folder / "weights.json"
+    for path in (*earlier, own):
+        path.touch()
+    files.write(plan, Plan("wfbp", "m", (TensorSpec("a", 4),), (Message((Slice(0, 0, 4),)),), sequence=(0,)))
+    options = ["--timeline", folder, "--plan", plan, *(["--nnodes", "1:2"] if is_elastic else [])]
+    # torchrun refuses it when all options of gradlane have been looked at
+    assert "gradlane: torchrun: " in invoke("launch", *options, "--rdzv-backend", "nobody", script, code=2)
+    assert {path for path in folder.rglob("*.json")} == {plan, own, *(earlier if is_elastic else ())}
+
+
+def test_an_earlier_file_that_cannot_be_removed_is_named(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    (script.parent / "profile.json").touch()
+    monkeypatch.setattr(Path, "unlink", refuse)  # root may remove what a folder's mode denies
+    said = invoke("launch", "--timeline", script.parent, script, code=2)
+    assert f"--timeline: got '{script.parent}', whose profile.json of an earlier run cannot be removed (Operation not" in said
 
 
 def test_help_shows_our_options_first() -> None:

@@ -32,7 +32,8 @@ from gradlane.planning.plans import make_plan
 from gradlane.planning.questions import Case, judge, sweep
 from gradlane.report.page import Facts, facts, read_run, render_page
 from gradlane.report.page.drawing import draw, parts_of, plan_facts, quantile, typical_iterations, urgencies
-from gradlane.report.page.launched import of_launch
+from gradlane.report.page.launched import files_of_job, of_launch
+from gradlane.report.page.run_folder import files_of_run
 from gradlane.report.page.simulated import simulated_arm
 from gradlane.sim import simulate
 from tests.commands import invoke
@@ -339,6 +340,40 @@ def test_the_answer_of_a_job_says_what_calm_steps_wait_whatever_another_step_did
         assert arm.parts.wait / arm.parts.waits == pytest.approx(sum(calm) / len(calm))
         answers.append(arm.parts.waits)
     assert answers[1] == pytest.approx(answers[0], rel=0.2)
+
+
+def of_names(folder: Path, names: str) -> set[Path]:
+    """Empty files of these names."""
+    paths = {folder / name for name in names.split()}
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    return paths
+
+
+def test_the_files_of_a_job_are_those_that_ranks_write_and_no_others(tmp_path: Path) -> None:
+    written = of_names(
+        tmp_path,
+        "timeline-rank0.json plan-rank12.json profile.json network.json session-2/timeline-rank0.json session-3/profile.json",
+    )
+    of_names(
+        tmp_path,
+        "timeline-rankx.json timeline-rank0.json.bak plan-blocks-rank0.json my-profile.json other/profile.json "
+        "session-x/profile.json session-2/weights.pt report.html",
+    )
+    assert set(files_of_job(tmp_path)) == written
+    assert len(files_of_job(tmp_path)) == len(written)
+
+
+def test_the_files_of_a_comparison_are_those_that_it_writes_and_no_others(tmp_path: Path) -> None:
+    written = of_names(
+        tmp_path,
+        "comparison.json sweep.json config.json links.jsonl timeline.json report.html rank-0.json rank-2.json "
+        "profile-rank2.json timeline-p3:slice_bytes=1-rank2.json plan-auto@any-rank0.json network-auto@any-rank1.json "
+        "search-auto@any.json timeline-torch-ddp-rank0.json",
+    )
+    of_names(tmp_path, "plan-mine-rank0.json rank-x.json search-mine.json links.json alexnet-0123456789ab/rank-0.json p.json")
+    assert set(files_of_run(tmp_path, ["p3:slice_bytes=1", "auto@any"])) == written
 
 
 def test_a_job_without_a_whole_step_says_so(tmp_path: Path) -> None:

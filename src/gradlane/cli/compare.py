@@ -26,6 +26,7 @@ from gradlane.cli.inputs.types import (
     SECONDS,
     Checked,
     make_folder,
+    remove_files,
     whole_number,
 )
 from gradlane.cli.terminal import console
@@ -47,7 +48,7 @@ from gradlane.lifetime import scratch_folder
 from gradlane.planning import catalog
 from gradlane.report.page import REPORT, write_report
 from gradlane.report.page.drawing import last_iterations
-from gradlane.report.page.run_folder import COMPARISON, CONFIG, LINKS, SWEEP, read_links
+from gradlane.report.page.run_folder import COMPARISON, CONFIG, LINKS, SWEEP, TRACE, files_of_run, read_links
 from gradlane.report.perfetto import chrome_trace
 from gradlane.report.sweep import render_sweep
 from gradlane.report.table import render
@@ -186,6 +187,7 @@ def command(
     need_torch("compare")
     if out is not None:
         make_folder("--out", out)
+        remove_files("--out", files_of_run(out, [arm.name for arm in arms]), models)
     with scratch_folder() as scratch:
         folder = out or Path(scratch)
         if profiles:
@@ -224,7 +226,7 @@ def command(
         )
         ranks = counts[0] * ranks_per_host
         trace = _trace(folder, [arm.name for arm in arms], ranks, iterations)
-        for name, content in ((COMPARISON, comparison.to_json()), ("timeline.json", trace)):
+        for name, content in ((COMPARISON, comparison.to_json()), (TRACE, trace)):
             with files.writing(folder / name):
                 files.write_bytes(folder / name, content)
         written = _report(folder, report, out)

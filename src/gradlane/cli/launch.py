@@ -25,7 +25,7 @@ from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.faults import naming, of_argparse
 from gradlane.cli.inputs.knobs import parse_knobs, read_policy
-from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, whole_number, writable
+from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, remove_files, whole_number, writable
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
@@ -37,10 +37,10 @@ from gradlane.core.policy import tunable
 from gradlane.core.records.search_log import AUTO
 from gradlane.core.records.tuned import Tuned
 from gradlane.core.wire_dtype import WIRE_DTYPES
-from gradlane.errors import InputError, UnsupportedError
+from gradlane.errors import GradlaneError, InputError, JobError, UnsupportedError
 from gradlane.lifetime import ending_at_once, scratch_folder
 from gradlane.planning import catalog
-from gradlane.report.page.launched import left_something, of_launch, sessions_in
+from gradlane.report.page.launched import files_of_job, left_something, of_launch, sessions_in
 
 _USAGE = "gradlane launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGS]..."
 _ABOUT = (
@@ -174,6 +174,10 @@ def launch(arguments: Sequence[str]) -> int:
     _check_host(given)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
+        # no rank leaves a file before all have met, which no node that runs this has done; but one may join an elastic job late
+        if not _may_grow(given):
+            named = (options.plan, options.network, options.knobs)
+            remove_files("--timeline", files_of_job(Path(given.timeline)), named)
     run = _launch_and_report if given.report is not None else _start
     if not (options.of_sessions() or given.report is not None) or _becomes_rank(given):
         return run(given, options, torchrun.run)
@@ -278,6 +282,12 @@ def _check_processes(given: argparse.Namespace) -> None:
             raise InputError(f"{option}: got {text!r}, expected a number, 1 or more, or {expected}")
     ranks = int(given.nproc_per_node) if given.nproc_per_node.isdigit() else 1
     need_memory("--nproc", ranks + (given.servers or 0))
+
+
+def _may_grow(given: argparse.Namespace) -> bool:
+    """Whether nodes may join a job that runs already."""
+    least, _, most = given.nnodes.rpartition(":")
+    return bool(least) and int(least) != int(most)
 
 
 def _most_ranks(given: argparse.Namespace) -> int | None:

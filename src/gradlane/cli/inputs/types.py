@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,29 @@ def make_folder(option: str, path: Path) -> None:
     reason = _why_not_writable(path)
     if reason is not None:
         raise InputError(f"{option}: got {str(path)!r}, a folder in which no file can be made ({reason}); give another")
+
+
+def remove_files(option: str, paths: Iterable[Path], named: Iterable[str | None]) -> None:
+    """Remove what an earlier run left in a folder to write to. Nothing of it may be taken for this run's.
+
+    Args:
+        option: of the folder, for the error.
+        paths: the files.
+        named: by the command line, which may have one of them as an input: these stay.
+
+    Raises:
+        InputError: one of them cannot be removed; the message names `option`.
+    """
+    inputs = {Path(name).resolve() for name in named if name is not None}
+    for path in paths:
+        try:
+            if path.resolve() not in inputs and path.is_file():
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"{option}: got {str(path.parent)!r}, whose {path.name} of an earlier run cannot be removed ({error.strerror}); "
+                "give another"
+            ) from None
 
 
 def _why_not_writable(folder: Path) -> str | None:

@@ -7,12 +7,9 @@ from pathlib import Path
 from gradlane.core import files
 from gradlane.report.page.facts import Facts
 from gradlane.report.page.html import render_page
-from gradlane.report.page.run_folder import read_run
+from gradlane.report.page.run_folder import REPORT, read_run
 
 __all__ = ["REPORT", "Facts", "read_run", "render_page", "write_report"]
-
-REPORT = "report.html"
-"""The name of the report in a run's folder."""
 
 
 def write_report(folder: Path, target: Path) -> None:

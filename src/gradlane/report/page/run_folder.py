@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from gradlane.report.perfetto import LinkCount
 from gradlane.units import format_bytes, format_rate
 
 COMPARISON, SWEEP, CONFIG, LINKS = "comparison.json", "sweep.json", "config.json", "links.jsonl"
+TRACE, REPORT = "timeline.json", "report.html"
 """Names of files in a run's folder."""
 
 _Record = TypeVar("_Record")
@@ -68,6 +70,19 @@ def _read_run(folder: Path) -> facts.Facts:
         f"{folder}: got a folder without {COMPARISON}, {SWEEP} or a rank's timeline, expected what `gradlane compare --out` or "
         "`gradlane launch --timeline` left"
     )
+
+
+def files_of_run(folder: Path, arms: Iterable[str]) -> list[Path]:
+    """What a comparison of some arms, or a sweep, left in `folder`; not the folders of a sweep's runs.
+
+    Args:
+        folder: what `gradlane compare --out` was given.
+        arms: their names, but torch DDP's.
+    """
+    arm, number = f"({'|'.join(map(re.escape, (BASELINE, *arms)))})", "[0-9]{1,7}"
+    of_ranks = f"rank-{number}|profile-rank{number}|(timeline|plan|network)-{arm}-rank{number}|search-{arm}"
+    others = "|".join(map(re.escape, (COMPARISON, SWEEP, CONFIG, LINKS, TRACE, REPORT)))
+    return [path for path in folder.iterdir() if re.fullmatch(rf"({of_ranks})\.json|{others}", path.name)]
 
 
 def read_links(path: Path) -> dict[str, list[LinkCount]]:
