@@ -193,15 +193,29 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, run: A
     """Launch, and write the report of what the ranks of this node left."""
     with scratch_folder() as scratch:
         folder = options.timeline or scratch
-        exit_code = _start(given, msgspec.structs.replace(options, timeline=folder), run)
-        if not left_something(Path(folder)):
-            click.echo(
-                "gradlane: no report was written: no rank of this node attached gradlane and ended its session", err=True
-            )
-            return exit_code
-        reports.write(given.report, "gradlane launch", [of_launch(each) for each in sessions_in(Path(folder))])
-    click.echo(f"{given.report} is a report that opens in a browser")
+        try:
+            exit_code = _start(given, msgspec.structs.replace(options, timeline=folder), run)
+        except (JobError, KeyboardInterrupt):
+            _report(given.report, Path(folder), has_failed=True)
+            raise
+        _report(given.report, Path(folder), has_failed=exit_code != 0)
     return exit_code
+
+
+def _report(target: Path, folder: Path, has_failed: bool) -> None:
+    """Write the report of what is in `folder`, or say why there is none. Where the job has failed, that is what is raised."""
+    why_not = "no rank of this node attached gradlane and ended its session"
+    if left_something(folder):
+        try:
+            reports.write(target, "gradlane launch", [of_launch(each) for each in sessions_in(folder)])
+        except (GradlaneError, OSError) as error:  # of a rank that was ended there may be a part of its files
+            if not has_failed:
+                raise
+            why_not = str(error)
+        else:
+            click.echo(f"{target} is a report that opens in a browser")
+            return
+    click.echo(f"gradlane: no report was written: {why_not}", err=True)
 
 
 def _start(given: argparse.Namespace, options: LaunchOptions, run: Any) -> int:
