@@ -168,7 +168,7 @@ def _run(point: Point, folder: Path) -> None:
     how = {"rounds": point.rounds, "steps": point.steps, "timeout_s": TIMEOUT_S, "measures": False}
     exit_code = train_in_turns(point.made(), arms, folder, partial(run_on_lab, point.spec()), **how)
     if exit_code:
-        raise RunError(str(point), exit_code)
+        raise RunError.of(str(point), exit_code)
 
 
 def _simulated(point: Point, arm: ArmSpec, plan: Plan, measured: Place, alone_ns: int) -> Outcome | None:

@@ -73,7 +73,7 @@ def _measured(points: Sequence[Point], folder: Path) -> list[float]:
             jobs.append(lab.JobSpec((0, 1), command=tuple(python_module("experiments.lab.sharing", [str(config)]))))
         exit_code = run_on_lab(msgspec.structs.replace(spec, jobs=tuple(jobs)), [])
         if exit_code:
-            raise RunError("the jobs", exit_code)
+            raise RunError.of("the jobs", exit_code)
     moments: list[list[float]] = [json.loads(path.read_text()) for path in ends]
     both_from, both_to = max(each[TOGETHER] for each in moments), min(each[-1] for each in moments)
     # whole iterations only, as a few long ones are all that there may be

@@ -161,12 +161,17 @@ class RunError(JobError):
     """Processes that a command started ended with an exit code other than 0.
 
     Attributes:
-        exit_code: that exit code; the processes' own output says why.
+        exit_code: that exit code, and with it the command's.
     """
 
-    def __init__(self, what: str, exit_code: int) -> None:
-        super().__init__(f"{what} ended with exit code {exit_code}; what went wrong is above")
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
         self.exit_code = exit_code
+
+    @classmethod
+    def of(cls, what: str, exit_code: int) -> RunError:
+        """The error of `what`, whose processes have said on their own why they ended."""
+        return cls(f"{what} ended with exit code {exit_code}; what went wrong is above", exit_code)
 
 
 def described(error: BaseException) -> str:

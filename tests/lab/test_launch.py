@@ -45,7 +45,8 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
     options = ["--nproc", "2", "--policy", "bytescheduler", "--knob", "partition_bytes=1MiB", "--max-restarts", "0"]
     servers = ["--backend", "server", "--packet-bytes", "16KiB", "--summation-order", "rank", "--wire-dtype", "bf16"]
     own = ["--policy", "its own", "--", "--help"]
-    done = gradlane("launch", *options, "--timeout", 30, *servers, script, *own, expect=1, timeout=LIMIT_SECONDS)
+    report = ["--report", script.parent / "report.html"]
+    done = gradlane("launch", *options, "--timeout", 30, *servers, *report, script, *own, expect=7, timeout=LIMIT_SECONDS)
     seen = [json.loads((script.parent / f"{rank}.json").read_text()) for rank in range(2)]
     assert [one["rank"] for one in seen] == ["0", "1"]
     assert [one["arguments"] for one in seen] == [own] * 2
@@ -58,7 +59,9 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         summation_order="rank",
         wire_dtype="bf16",
     )
-    assert [replace(LaunchOptions.from_environment(one), attached=None) for one in seen] == [expected] * 2
+    given = [replace(LaunchOptions.from_environment(one), attached=None, timeline=None) for one in seen]
+    assert given == [expected] * 2
+    assert "gradlane: no report was written: no rank of this node attached gradlane and ended its session\n" in done.stderr
     assert "gradlane: rank 1 ended with exit code 7" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -168,6 +171,34 @@ for step in range(100):
 """
 
 
+ENDS_LATE = """
+import sys
+import torch
+from torch import nn, optim
+from torch.distributed import init_process_group
+
+init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+optimizer = optim.SGD(model.parameters(), 0.1)
+for step in range(10):
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+sys.exit(3)
+"""
+
+
+@pytest.mark.extra
+def test_a_job_that_fails_behind_its_sessions_has_a_report(tmp_path: Path) -> None:
+    script, report = tmp_path / "script.py", tmp_path / "report.html"
+    script.write_text(ENDS_LATE)
+    options = ["--nproc", "2", "--ddp", "--policy", "wfbp", "--report", report]
+    done = gradlane("launch", *options, script, expect=3, timeout=LIMIT_SECONDS)
+    assert done.stdout == f"{report} is a report that opens in a browser\n"
+    assert "ended with exit code 3, the first of" in done.stderr.splitlines()[-1]
+    assert report.exists()
+
+
 def test_the_last_line_names_the_rank_that_failed_and_not_one_that_heard_of_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FAILS)
@@ -192,7 +223,7 @@ def test_the_last_line_names_the_rank_that_failed_and_not_one_that_heard_of_it(t
 def test_a_rank_that_failed_because_of_another_is_named_only_where_nothing_else_is_known(tmp_path, monkeypatch, written, said):
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
 
-    from gradlane.live.startup.torchrun import describe
+    from gradlane.live.startup.torchrun import failure_of
 
     failures = {}
     for rank in range(3):
@@ -201,4 +232,6 @@ def test_a_rank_that_failed_because_of_another_is_named_only_where_nothing_else_
             monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
             get_error_handler().record_exception(written[rank])
         failures[rank] = ProcessFailure(rank, 1000 + rank, 1 if rank in written else -9, str(file))
-    assert describe(failures).startswith(said)
+    failure = failure_of(failures)
+    assert str(failure).startswith(said)
+    assert failure.exit_code == (137 if "SIGKILL" in said else 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,17 +155,27 @@ def start(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("command", ["launch", "profile"])
-def test_an_interrupt_of_a_script_is_one_line_and_leaves_no_rank(command: str, tmp_path: Path) -> None:
+NO_REPORT = "gradlane: no report was written: no rank of this node attached gradlane and ended its session"
+
+
+@pytest.mark.parametrize(("command", "said"), [(["launch", "--report", "report.html"], [NO_REPORT]), (["profile"], [])])
+def test_an_interrupt_of_a_script_is_one_line_and_leaves_no_rank(command: list[str], said: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, signal\nos.write(1, b'%d\\n' % os.getpid())  # whole: print writes twice\nsignal.pause()\n")
-    process = start(tmp_path, command, "--nproc", 2, script)
+    process = start(tmp_path, *command, "--nproc", 2, script)
     assert process.stdout is not None
     ranks = [int(process.stdout.readline()) for _ in range(2)]
-    assert interrupted(process) == ["gradlane: interrupted"]
+    assert interrupted(process) == [*said, "gradlane: interrupted"]
     for rank in ranks:
         with pytest.raises(ProcessLookupError):
             os.kill(rank, 0)
+
+
+def test_the_exit_code_of_a_rank_is_that_of_the_command_and_is_said_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit(3)\n")
+    said = gradlane("profile", "--nproc", 2, "--out", tmp_path / "out", script, expect=3).stderr
+    assert set(re.findall("ended with exit code ([0-9]+)", said)) == {"3"}
 
 
 @pytest.mark.parametrize("where", ["--loopback", "--link=10gbit"])

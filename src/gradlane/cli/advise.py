@@ -107,7 +107,7 @@ def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
         )
     if why_not.exists():
         raise UnsupportedError(f"advise: nothing was measured: {why_not.read_text()}")
-    raise RunError("the script", exit_code or 1)
+    raise RunError.of("the script", exit_code or 1)
 
 
 # -- what is said ---------------------------------------------------------------------------------------------

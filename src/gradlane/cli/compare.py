@@ -214,7 +214,7 @@ def command(
             "gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / LINKS, ranks_per_host, rank_bytes
         )
         if exit_code:
-            raise RunError("the comparison", exit_code)
+            raise RunError.of("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
         comparison = evaluate(
             first,

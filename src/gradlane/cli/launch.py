@@ -147,7 +147,7 @@ def launch(arguments: Sequence[str]) -> int:
 
     Raises:
         InputError: an option is not usable; nothing was started.
-        JobError: a rank failed.
+        RunError: a rank failed; it has the exit code.
         KeyboardInterrupt: Ctrl-C; all ranks have ended.
         UnsupportedError: torch cannot be imported.
     """

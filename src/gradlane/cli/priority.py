@@ -53,7 +53,7 @@ def probe(
         arguments = [str(senders), str(seconds), *(["--json"] if as_json else [])]
         exit_code = run_on_lab(spec, [sys.executable, "-m", "gradlane.cli.priority_host", *arguments], rank_bytes=PYTHON_BYTES)
         if exit_code:
-            raise RunError("the probe", exit_code)
+            raise RunError.of("the probe", exit_code)
 
 
 def _address(option: str, text: str) -> tuple[str, int]:

@@ -102,7 +102,7 @@ def command(
             ranks_per_host=ranks_per_host,
         )
         if exit_code:
-            raise RunError("the probe", exit_code)
+            raise RunError.of("the probe", exit_code)
         timed = msgspec.json.decode(Path(scratch, "timed.json").read_bytes(), type=_Timed)
         networks = {name: files.read(path, Network) for name in ALGORITHMS if (path := Path(scratch, f"{name}.json")).exists()}
     chosen = algorithm or timed.faster

@@ -51,7 +51,7 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
         shown = sys.stderr.fileno() if as_json else None
         exit_code = run_quietly(worker, environment, shown)
         if exit_code:
-            raise RunError("the script", exit_code)
+            raise RunError.of("the script", exit_code)
         measured = Path(scratch, "profile.json")
         if not measured.exists():
             click.echo("gradlane: the script left no profile: did it call gradlane.attach, and run six iterations?", err=True)

@@ -150,7 +150,7 @@ def _run(trial: Trial, folder: Path) -> None:
     how = {"rounds": trial.rounds, "steps": trial.steps, "timeout_s": trial.timeout, "finals": trial.finals}
     exit_code = train_in_turns(trial.profile, trial.arms, folder, start, clip_norm=trial.clip_norm, **how)
     if exit_code:
-        raise RunError(f"the trial of {trial}", exit_code)
+        raise RunError.of(f"the trial of {trial}", exit_code)
 
 
 def train_in_turns(

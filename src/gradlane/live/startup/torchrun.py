@@ -20,7 +20,7 @@ from torch.distributed import run as _torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from gradlane.errors import GradlaneError, InputError, JobError, PeerError
+from gradlane.errors import GradlaneError, InputError, PeerError, RunError
 from gradlane.lifetime import interruptible, scratch_folder, signal_of, starter
 
 _PEER_ERRORS = tuple(f"{each.__name__}:" for each in PeerError.__subclasses__())
@@ -43,7 +43,7 @@ def run(given: argparse.Namespace) -> int:
 
     Raises:
         InputError: torchrun refuses an option.
-        JobError: a rank failed; names the first one, but for ranks that failed because of another.
+        RunError: a rank failed; names the first one, but for ranks that failed because of another, and has its exit code.
         KeyboardInterrupt: Ctrl-C; all ranks have ended.
     """
     # its warnings are of signals only: that one came, and to which rank it goes
@@ -53,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
         with _of_this_run(given):
             _torchrun.run(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        raise JobError(describe(error.failures)) from None
+        raise failure_of(error.failures) from None
     except ValueError as error:
         raise InputError(f"torchrun: {error}; see torchrun --help") from error
     except SignalException as error:
@@ -63,7 +63,7 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-def describe(failures: Mapping[int, ProcessFailure]) -> str:
+def failure_of(failures: Mapping[int, ProcessFailure]) -> RunError:
     """Which rank has failed, or, where those seen here have failed because of another, what they were told of it.
 
     Args:
@@ -72,13 +72,14 @@ def describe(failures: Mapping[int, ProcessFailure]) -> str:
     follows = {rank: text for rank, failure in failures.items() if (text := _error_of(failure)).startswith(_PEER_ERRORS)}
     rank = min(failures, key=lambda each: (each in follows, failures[each].timestamp))
     failure = failures[rank]
+    exit_code = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     if rank in follows:
-        return f"rank {rank} {how}: {follows[rank]}"
+        return RunError(f"rank {rank} {how}: {follows[rank]}", exit_code)
     why = "its own output says why"
     if failure.exitcode == -signal.SIGKILL:
         why = "a process that is killed says nothing; Linux kills one where memory runs out"
-    return f"rank {rank} {how}, the first of {len(failures)} to fail; {why}"
+    return RunError(f"rank {rank} {how}, the first of {len(failures)} to fail; {why}", exit_code)
 
 
 def _error_of(failure: ProcessFailure) -> str:
@@ -116,4 +117,5 @@ if __name__ == "__main__":
     except KeyboardInterrupt as interrupt:  # the command that started this process says so
         sys.exit(128 + signal_of(interrupt))
     except GradlaneError as error:
-        sys.exit(f"gradlane: {error}")
+        print(f"gradlane: {error}", file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, RunError) else 1)
