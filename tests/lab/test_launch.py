@@ -97,6 +97,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
         (["--packet-bytes", "0", "SCRIPT"], "got '0', expected one byte or more"),
         (["--algorithm", "ring", "SCRIPT"], "--algorithm: got 'ring', expected one of flat, hierarchical"),
         (["--algorithm", "flat", "--backend", "server", "SCRIPT"], "expected it with all-reduce"),
+        (["--timeline", "\udcff", "SCRIPT"], "\\udcff', whose name is not UTF-8, expected one that is; give another"),
         (["--timeline", "/proc/gradlane", "SCRIPT"], "--timeline: got '/proc/gradlane', which cannot be made a folder"),
     ],
 )

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from gradlane import policies, zoo
+from gradlane.cli import reports
 from gradlane.cli.compare import _FIRST, _arms
 from gradlane.cli.inputs.knobs import parse_knobs
 from gradlane.core import files
@@ -364,6 +365,22 @@ def test_a_file_on_a_full_disk_stays_what_it_was(option: str, tmp_path: Path, mo
     )
     assert target.read_text() == "as it was"
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_report_has_a_question_mark_where_its_command_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / os.fsdecode(b"\xff.html")
+    words = ["simulate", "alexnet", "--rate", "1gbit", "--workers", "2", "--policy", "ddp", "--report", str(target)]
+    monkeypatch.setattr(sys, "argv", ["gradlane", *words])
+    invoke(*words)
+    assert target.exists()
+    assert reports.command_line().endswith("?.html'")
+
+
+def test_a_folder_of_a_comparison_that_is_not_utf_8_is_refused_in_one_line(tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"\xff")
+    said = invoke("compare", "--loopback", "--out", out, code=2)
+    assert said == f"gradlane: --out: got {str(out)!r}, whose name is not UTF-8, expected one that is; give another\n"
+    assert not out.exists()
 
 
 def test_a_lab_that_is_written_is_named_and_takes_no_command(tmp_path: Path) -> None:

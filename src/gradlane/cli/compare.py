@@ -27,6 +27,7 @@ from gradlane.cli.inputs.types import (
     Checked,
     make_folder,
     remove_files,
+    told,
     whole_number,
 )
 from gradlane.cli.terminal import console
@@ -186,6 +187,7 @@ def command(
     need_no_job("compare")
     need_torch("compare")
     if out is not None:
+        told("--out", out)
         make_folder("--out", out)
         remove_files("--out", files_of_run(out, [arm.name for arm in arms]), models)
     with scratch_folder() as scratch:

@@ -25,7 +25,7 @@ from gradlane.cli import reports
 from gradlane.cli.inputs import completion
 from gradlane.cli.inputs.faults import naming, of_argparse
 from gradlane.cli.inputs.knobs import parse_knobs, read_policy
-from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, remove_files, whole_number, writable
+from gradlane.cli.inputs.types import COUNT, SECONDS, SIZE, Checked, make_folder, remove_files, told, whole_number, writable
 from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import kept_running
 from gradlane.core import files
@@ -439,7 +439,7 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
     return LaunchOptions(
         policy=named,
         policy_knobs=knobs,
-        plan=_absolute(given.plan),
+        plan=_absolute("--plan", given.plan),
         backend=given.backend,
         algorithm=given.algorithm,
         packet_bytes=given.packet_bytes,
@@ -448,14 +448,14 @@ def _options(given: argparse.Namespace) -> LaunchOptions:
         servers_store=None if servers is None else _servers_store(given),
         weight=given.weight,
         wire_dtype=given.wire_dtype,
-        network=_absolute(given.network),
+        network=_absolute("--network", given.network),
         tune=given.tune,
-        knobs=_absolute(given.knobs),
+        knobs=_absolute("--knobs", given.knobs),
         timeout=given.timeout,
         stall_timeout=given.stall_timeout,
         verify=given.verify,
         check_finite=given.check_finite,
-        timeline=_absolute(given.timeline),
+        timeline=_absolute("--timeline", given.timeline),
         progress=given.progress,
         ddp=given.ddp,
     )
@@ -513,8 +513,8 @@ def _check_host(given: argparse.Namespace) -> None:
             named_address({INTERFACE_VARIABLE: given.interface})
 
 
-def _absolute(text: str | None) -> str | None:
-    return None if text is None else str(Path(text).resolve())
+def _absolute(option: str, text: str | None) -> str | None:
+    return None if text is None else told(option, Path(text).resolve())
 
 
 def _existing(what: str, text: str) -> Path:

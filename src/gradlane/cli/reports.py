@@ -38,8 +38,8 @@ def write(path: Path, title: str, trials: Sequence[facts.TrialFacts]) -> None:
 
 
 def command_line() -> str:
-    """This process's, as it may be typed again."""
-    return shlex.join(["gradlane", *sys.argv[1:]])
+    """This process's, as it may be typed again, but for "?" where a path is not UTF-8."""
+    return shlex.join(["gradlane", *sys.argv[1:]]).encode(errors="replace").decode()
 
 
 def machine() -> str:

@@ -195,6 +195,20 @@ def make_folder(option: str, path: Path) -> None:
         raise InputError(f"{option}: got {str(path)!r}, a folder in which no file can be made ({reason}); give another")
 
 
+def told(option: str, path: Path) -> str:
+    """`path` as the ranks are told it, in JSON.
+
+    Raises:
+        InputError: it is not UTF-8; the message names `option`.
+    """
+    text = str(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{option}: got {text!r}, whose name is not UTF-8, expected one that is; give another") from None
+    return text
+
+
 def remove_files(option: str, paths: Iterable[Path], named: Iterable[str | None]) -> None:
     """Remove what an earlier run left in a folder to write to. Nothing of it may be taken for this run's.
 
