@@ -125,7 +125,7 @@ def test_what_an_earlier_job_left_goes_before_the_ranks_start_and_nothing_else(
     options = ["--timeline", folder, "--plan", plan, *(["--nnodes", "1:2"] if is_elastic else [])]
     # torchrun refuses it when all options of gradlane have been looked at
     assert "gradlane: torchrun: " in invoke("launch", *options, "--rdzv-backend", "nobody", script, code=2)
-    assert {path for path in folder.rglob("*.json")} == {plan, own, *(earlier if is_elastic else ())}
+    assert set(folder.rglob("*.json")) == {plan, own, *(earlier if is_elastic else ())}
 
 
 def test_an_earlier_file_that_cannot_be_removed_is_named(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -407,6 +407,25 @@ def test_a_policy_that_cannot_plan_is_a_row_that_says_why(large):
     assert {row["policy"] for row in rows} == {"p3", "ddp", "wfbp"}
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("whatif", "rates", "vgg16", "--workers", "8", "--rate", "8bit,10gbit"), "for 8 bit/s"),
+        (("simulate", "vgg16", "--workers", "8", "--rate", "8bit,10gbit"), "for vgg16, 8 bit/s, 8 workers"),
+    ],
+)
+def test_a_policy_that_cannot_plan_some_cases_is_said_with_these(words, named):
+    said = invoke(*words, "--policy", "ddp", "--policy", "wfbp")
+    for policy in ("ddp", "wfbp"):
+        assert f"{policy} cannot plan {named}: step: got '553430176.00 s', expected less than" in said
+
+
+def test_a_policy_that_can_plan_no_case_is_said_without_them(large):
+    network = ("--workers", "2", "--servers", "same", "--rate", "10gbit,100gbit")
+    said = invoke("whatif", "rates", large, *network, "--policy", "p3", "--policy", "ddp")
+    assert said.count("p3 cannot plan: policy p3: slice_bytes: got 160000") == 1
+
+
 @pytest.mark.slow
 def test_plan_ranks_the_policies_that_can_plan(large):
     answer = json.loads(invoke("plan", large, "--workers", "2", "--rate", "100gbit", "--json"))

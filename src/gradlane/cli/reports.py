@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.core import files
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
-from gradlane.planning.questions import Outcome, Refusal
+from gradlane.planning.questions import Case, Outcome, Refusal
 from gradlane.report.page import facts, render_page
 from gradlane.report.page.simulated import simulated_arm
 from gradlane.units import format_ns
@@ -79,10 +79,21 @@ def alone_text(profile: Profile, every: str = "") -> str:
     return f"{format_ns(profile.compute_ns)}{every}{uncovered}"
 
 
-def show_refusals(shown: Console, refusals: Sequence[Refusal]) -> None:
-    """Print under a table why policies cannot plan, each reason once."""
-    for policy, reason in dict.fromkeys((refusal.policy, str(refusal.error)) for refusal in refusals):
-        shown.print(Text(f"{policy} cannot plan: {reason}"), soft_wrap=True)
+def show_refusals(shown: Console, refusals: Sequence[Refusal], cases: int = 1, name: Callable[[Case], str] = str) -> None:
+    """Print under a table why policies cannot plan, each reason once.
+
+    Args:
+        shown: where to.
+        refusals: one for each policy and case.
+        cases: how many there were.
+        name: of a case, for people; said of those for which a reason holds, where these are not all.
+    """
+    found: dict[tuple[str, str], list[Case]] = {}
+    for refusal in refusals:
+        found.setdefault((refusal.policy, str(refusal.error)), []).append(refusal.case)
+    for (policy, reason), refused in found.items():
+        where = "" if len(refused) == cases else f" for {', '.join(map(name, refused))}"
+        shown.print(Text(f"{policy} cannot plan{where}: {reason}"), soft_wrap=True)
 
 
 def show_misfits(shown: Console, models: Sequence[str], computing: Computing) -> None:

@@ -29,7 +29,7 @@ from gradlane.cli.reports import BASELINE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.errors import InputError
-from gradlane.planning.questions import Outcome, Refusal, sweep
+from gradlane.planning.questions import Case, Outcome, Refusal, sweep
 from gradlane.report import plots
 from gradlane.report.page import facts
 from gradlane.report.page.simulated import charts
@@ -143,7 +143,7 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
     """Print a table with a row an outcome and the best of each case marked; what all cases share
     is printed above it.
     """
-    texts = {heading: [text(outcome) for outcome in outcomes] for heading, text in _LABELS.items()}
+    texts = {heading: [text(outcome.case) for outcome in outcomes] for heading, text in _LABELS.items()}
     varying = [heading for heading, column in texts.items() if len(set(column)) > 1]
     shared = ", ".join(
         f"{column[0]} {heading}".removesuffix(" model") for heading, column in texts.items() if heading not in varying
@@ -161,7 +161,7 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
         baseline = next((outcome.iteration_ns for outcome in of_case if outcome.policy == BASELINE), None)
         for number, outcome in enumerate(of_case):
             cells = (
-                *("" if number else _LABELS[heading](outcome) for heading in varying),
+                *("" if number else _LABELS[heading](outcome.case) for heading in varying),
                 outcome.policy,
                 format_ns(outcome.iteration_ns),
                 "-" if baseline is None else f"{baseline / outcome.iteration_ns:.3f}",
@@ -175,7 +175,8 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
                 table.add_row(*(Text(cell) for cell in cells))
         table.add_section()
     print_table(table)
-    reports.show_refusals(shown, refusals)
+    cases = {id(each.case) for each in (*outcomes, *refusals)}
+    reports.show_refusals(shown, refusals, len(cases), _title)
     shown.print(Text("scaling: the part of linear. above bound: how much longer than the bound, which no schedule can beat."))
     profiles = {outcome.case.profile.model: outcome.case.of_one for outcome in outcomes}
     for model, profile in profiles.items():
@@ -183,16 +184,20 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
             shown.print(Text(f"{model}: computation alone takes {reports.alone_text(profile)}"), soft_wrap=True)
 
 
-def rate_text(outcome: Outcome) -> str:
-    """The rate of the case's links, for people."""
-    return format_rate(int(outcome.case.labels["bits_per_second"]) // 8)
+def rate_text(case: Case) -> str:
+    """The rate of a case's links, for people."""
+    return format_rate(int(case.labels["bits_per_second"]) // 8)
 
 
-_LABELS: dict[str, Callable[[Outcome], str]] = {
-    "model": lambda outcome: str(outcome.case.labels["model"]),
+_LABELS: dict[str, Callable[[Case], str]] = {
+    "model": lambda case: str(case.labels["model"]),
     "rate": rate_text,
-    "workers": lambda outcome: str(workers_of(outcome.case)),
+    "workers": lambda case: str(workers_of(case)),
 }
+
+
+def _title(case: Case) -> str:
+    return f"{', '.join(text(case) for text in _LABELS.values())} workers"
 
 
 def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
@@ -208,15 +213,13 @@ def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
 def _trials(outcomes: Sequence[Outcome]) -> list[facts.TrialFacts]:
     """For a report: of several cases all rows and their lines, and each case with its timelines if there are few."""
     of_cases = _by_case(outcomes)
-    titles = [", ".join(text(of_case[0]) for text in _LABELS.values()) for of_case in of_cases]
-    few = list(zip(titles, of_cases, strict=True))[:MOST_TIMELINES]
-    trials = [reports.of_case(f"{title} workers", of_case) for title, of_case in few]
+    trials = [reports.of_case(_title(of_case[0].case), of_case) for of_case in of_cases[:MOST_TIMELINES]]
     if len(of_cases) == 1:
         return trials
     panels, x = _panels(outcomes)
     rows = [
         [
-            *(text(o) for text in _LABELS.values()),
+            *(text(o.case) for text in _LABELS.values()),
             o.policy,
             format_ns(o.iteration_ns),
             f"{o.efficiency:.1%}",
@@ -240,7 +243,7 @@ def _panels(outcomes: Sequence[Outcome]) -> tuple[dict[str, dict[str, list[tuple
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for hosts, of_hosts in reports.by_devices(outcomes).items():
         for outcome in of_hosts:
-            title = str(outcome.case.labels["model"]) + ("" if against_rate else f", {rate_text(outcome)}")
+            title = str(outcome.case.labels["model"]) + ("" if against_rate else f", {rate_text(outcome.case)}")
             x = int(outcome.case.labels["bits_per_second"]) / 1e9 if against_rate else outcome.case.workers
             panels.setdefault(title, {}).setdefault(outcome.policy + hosts, []).append((x, 100 * outcome.efficiency))
     return panels, "Gbit/s" if against_rate else "workers"

@@ -35,7 +35,7 @@ from gradlane.cli.inputs.knobs import read_policies
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked, number_of
 from gradlane.cli.reports import BASELINE
-from gradlane.cli.simulate import refused_row, row
+from gradlane.cli.simulate import rate_text, refused_row, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.policy import Policy
@@ -379,7 +379,7 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
     else:
         _open(answer)
         _show(outcomes, names, x, question.title)
-        reports.show_refusals(console(), refusals)
+        reports.show_refusals(console(), refusals, len(todo), lambda case: _named(case, x))
     if question.is_drawn:
         scale = 1e9 if x == "bits_per_second" else 1
         lines: dict[str, list[tuple[float, float]]] = {}
@@ -399,6 +399,11 @@ _HEADS: dict[str, Callable[[Case], str]] = {
     "bits_per_second": lambda case: _rate_head(int(case.labels["bits_per_second"])),
     "change": lambda case: str(case.labels["change"]),
 }
+
+
+def _named(case: Case, x: str) -> str:
+    """A case by what tells it from the others, in a sentence."""
+    return rate_text(case) if x == "bits_per_second" else _HEADS[x](case) + (" workers" if x == "workers" else "")
 
 
 def _rate_head(bits_per_second: int) -> str:
@@ -431,10 +436,7 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
         whose = {value: "" if who else f" ({best[value].policy})" for value in found}
         reached = ", ".join(f"{best[value].efficiency:.1%} with {value}{whose[value]}" for value in changes)
         return f"The best policy{who} reaches {best[now].efficiency:.1%} of linear now{whose[now]}, {reached}."
-    here = {
-        value: f"{value} workers" if x == "workers" else format_rate(int(each[0].case.labels["bits_per_second"]) // 8)
-        for value, each in found.items()
-    }
+    here = {value: _named(each[0].case, x) for value, each in found.items()}
     is_alone = len({outcome.policy for outcome in outcomes}) == 1
     nobody_saves = max(gaps.values()) <= SAME
     if is_alone:

@@ -227,8 +227,8 @@ def remove_files(option: str, paths: Iterable[Path], named: Iterable[str | None]
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise InputError(
-                f"{option}: got {str(path.parent)!r}, whose {path.name} of an earlier run cannot be removed ({error.strerror}); "
-                "give another"
+                f"{option}: got {str(path.parent)!r}, whose {path.name} of an earlier run cannot be removed "
+                f"({error.strerror}); give another"
             ) from None
 
 

@@ -29,7 +29,7 @@ def left_something(folder: Path) -> bool:
 
 
 def files_of_job(folder: Path) -> list[Path]:
-    """What the ranks of a job left in `folder`, and in its folders of further sessions: all files of the names that they give."""
+    """What the ranks of a job left in `folder`, and in its folders of further sessions: by their names."""
     folders = [folder, *(path for path in folder.glob("session-*") if re.fullmatch(r"session-[0-9]{1,7}", path.name))]
     names = r"(timeline-rank[0-9]{1,7}|plan-rank[0-9]{1,7}|profile|network)\.json"
     return [path for each in folders for path in each.glob("*.json") if re.fullmatch(names, path.name)]
