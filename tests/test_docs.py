@@ -40,7 +40,7 @@ SECONDS = 60
 # a reader's own files, which commands in the documents read and write
 THEIRS = {
     "train.py", "file.py", "profile.json", "network.json", "plan.json", "tuned.json", "lab.json", "timeline.json", "graph.txt",
-    "my_policy.py", "test_my_policy.py",
+    "comparison.json", "sweep.json", "config.json", "my_policy.py", "test_my_policy.py",
 }  # fmt: skip
 # what a reader of docs/policies.md writes: the first listing there
 READERS_MODULE = "my_policy"

@@ -175,7 +175,7 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
                 table.add_row(*(Text(cell) for cell in cells))
         table.add_section()
     print_table(table)
-    cases = {id(each.case) for each in (*outcomes, *refusals)}
+    cases = {id(case) for case in (*(each.case for each in outcomes), *(each.case for each in refusals))}
     reports.show_refusals(shown, refusals, len(cases), _title)
     shown.print(Text("scaling: the part of linear. above bound: how much longer than the bound, which no schedule can beat."))
     profiles = {outcome.case.profile.model: outcome.case.of_one for outcome in outcomes}
