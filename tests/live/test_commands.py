@@ -53,6 +53,8 @@ def check_comparison(folder: Path, policies: list[str], *, links: bool) -> None:
 @pytest.mark.extra
 def test_compare_on_loopback_prints_a_table_and_leaves_it_as_json_and_as_a_trace(tmp_path: Path) -> None:
     options = ["--loopback", "--turns", 1, "--steps", 2, "--batch-size", 4, "--policies", "blocks,mg-wfbp", "--out", tmp_path]
+    for name in ("timeline-blocks-rank2.json", "links.jsonl", "network-torch-ddp-rank0.json"):
+        (tmp_path / name).write_text("of an earlier run")
     done = gradlane("compare", *options)
     assert "torch-ddp" in done.stdout
     assert "[  8/8]" in done.stderr

@@ -370,10 +370,15 @@ def test_the_files_of_a_comparison_are_those_that_it_writes_and_no_others(tmp_pa
         tmp_path,
         "comparison.json sweep.json config.json links.jsonl timeline.json report.html rank-0.json rank-2.json "
         "profile-rank2.json timeline-p3:slice_bytes=1-rank2.json plan-auto@any-rank0.json network-auto@any-rank1.json "
-        "search-auto@any.json timeline-torch-ddp-rank0.json",
+        "network-all-reduce-rank1.json network-server-2-rank0.json search-auto@any.json timeline-torch-ddp-rank0.json",
     )
-    of_names(tmp_path, "plan-mine-rank0.json rank-x.json search-mine.json links.json alexnet-0123456789ab/rank-0.json p.json")
-    assert set(files_of_run(tmp_path, ["p3:slice_bytes=1", "auto@any"])) == written
+    of_names(
+        tmp_path,
+        "plan-mine-rank0.json rank-x.json search-mine.json links.json network-mine-rank0.json "
+        "alexnet-0123456789ab/rank-0.json p.json",
+    )
+    arms = [ArmSpec("p3", label="p3:slice_bytes=1"), ArmSpec("auto", "any"), ArmSpec("mercury", "server", servers=2)]
+    assert set(files_of_run(tmp_path, arms)) == written
 
 
 def test_a_job_without_a_whole_step_says_so(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def command(
     if out is not None:
         told("--out", out)
         make_folder("--out", out)
-        remove_files("--out", files_of_run(out, [arm.name for arm in arms]), models)
+        remove_files("--out", files_of_run(out, arms), models)
     with scratch_folder() as scratch:
         folder = out or Path(scratch)
         if profiles:

@@ -72,17 +72,23 @@ def _read_run(folder: Path) -> facts.Facts:
     )
 
 
-def files_of_run(folder: Path, arms: Iterable[str]) -> list[Path]:
+def files_of_run(folder: Path, arms: Sequence[ArmSpec]) -> list[Path]:
     """What a comparison of some arms, or a sweep, left in `folder`; not the folders of a sweep's runs.
 
     Args:
         folder: what `gradlane compare --out` was given.
-        arms: their names, but torch DDP's.
+        arms: but torch DDP's.
     """
-    arm, number = f"({'|'.join(map(re.escape, (BASELINE, *arms)))})", "[0-9]{1,7}"
-    of_ranks = f"rank-{number}|profile-rank{number}|(timeline|plan|network)-{arm}-rank{number}|search-{arm}"
-    others = "|".join(map(re.escape, (COMPARISON, SWEEP, CONFIG, LINKS, TRACE, REPORT)))
-    return [path for path in folder.iterdir() if re.fullmatch(rf"({of_ranks})\.json|{others}", path.name)]
+    names = _one_of([BASELINE, *(arm.name for arm in arms)])
+    places = _one_of([ArmSpec("ddp").place, *(arm.place for arm in arms)])
+    of_ranks = f"rank-|profile-rank|(timeline|plan|network)-{names}-rank|network-{places}-rank"
+    once = _one_of([COMPARISON, SWEEP, CONFIG, LINKS, TRACE, REPORT])
+    form = re.compile(rf"({of_ranks})[0-9]{{1,7}}\.json|search-{names}\.json|{once}")
+    return [path for path in folder.iterdir() if form.fullmatch(path.name)]
+
+
+def _one_of(names: Iterable[str]) -> str:
+    return f"({'|'.join(map(re.escape, names))})"
 
 
 def read_links(path: Path) -> dict[str, list[LinkCount]]:
