@@ -1,6 +1,7 @@
 #include "node/updates.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -9,6 +10,25 @@
 #include "update/update.h"
 
 namespace gradlane {
+
+namespace {
+
+// Which number of two rules is not the same, for people.
+std::string Difference(const Rule& one, uint32_t rank, const Rule& other, uint32_t other_rank) {
+    constexpr std::pair<const char*, double Rule::*> kNumbers[] = {
+        {"lr", &Rule::lr},       {"weight_decay", &Rule::weight_decay}, {"momentum", &Rule::momentum}, {"dampening", &Rule::dampening},
+        {"beta1", &Rule::beta1}, {"beta2", &Rule::beta2},               {"eps", &Rule::epsilon}};
+    char text[160];
+    for (const auto& [number, of] : kNumbers) {
+        if (one.*of == other.*of) continue;
+        std::snprintf(text, sizeof text, "%s %g on rank %u and %g on rank %u", number, one.*of, rank, other.*of, other_rank);
+        return text;
+    }
+    std::snprintf(text, sizeof text, "another update rule on rank %u than on rank %u", rank, other_rank);
+    return text;
+}
+
+}  // namespace
 
 void Updates::Define(uint32_t tensor, const Spec& spec, std::shared_ptr<const Layout> layout) {
     Kept kept;
@@ -135,7 +155,7 @@ void Updates::Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender,
     if (pushes == 0 || fetches) {
         // nobody's gradient
     } else if (kept.spec.staleness == 0) {
-        if (!Gather(tensor, kept, place, sender, gradient, std::move(payload), quiet)) return;
+        if (!Gather(kept, place, sender, gradient, std::move(payload), quiet)) return;
     } else if (!quiet) {
         Step(kept, place, RuleOf(kept, sender), gradient);
     }
@@ -149,15 +169,15 @@ void Updates::Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender,
 }
 
 // Staleness 0: one of an iteration's gradients, or the word that there is none.
-bool Updates::Gather(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload,
-                     bool quiet) {
+bool Updates::Gather(Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, bool quiet) {
     Slot& slot = kept.slots[place];
     ++slot.arrived;
     if (!quiet && slot.gradients++ == 0) slot.leader = sender;
     if (!quiet && !(RuleOf(kept, sender) == RuleOf(kept, slot.leader))) {
         broken_ = true;
-        outbox_->Disagree(sender, "tensor " + std::to_string(tensor) + ": ranks " + std::to_string(slot.leader) + " and " +
-                                      std::to_string(sender) + " have other learning rates, or other numbers of the optimizer, in force");
+        outbox_->Disagree(sender, "parameter group " + std::to_string(kept.spec.group) + ": got " +
+                                      Difference(RuleOf(kept, slot.leader), slot.leader, RuleOf(kept, sender), sender) +
+                                      ", expected the same on all ranks");
         return false;
     }
     if (quiet) return true;

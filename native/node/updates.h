@@ -109,7 +109,7 @@ class Updates {
 
     // gradient: where the payload lies. payload: the buffer that it lies in, if there is one.
     void Take(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, uint16_t flags);
-    bool Gather(uint32_t tensor, Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, bool quiet);
+    bool Gather(Kept& kept, uint32_t place, uint32_t sender, const uint8_t* gradient, BufferRef payload, bool quiet);
     void Step(Kept& kept, uint32_t place, const Rule& rule, const uint8_t* gradient);
     void StepBySum(Kept& kept, uint32_t place);
     void Place(Kept& kept, uint32_t place, Part part, const uint8_t* values);

@@ -334,7 +334,8 @@ TEST(WorkersThatUpdateOneIterationByDifferentRulesAreFound) {
     server.Push(1, 0, 1, Values(kValues, 1.0f));
     CHECK(server.out.disagreements.empty());
     server.Push(0, 0, 1, Values(kValues, 1.0f));
-    CHECK_EQ(server.out.disagreements.size(), 1);
+    REQUIRE(server.out.disagreements.size() == 1);
+    CHECK_EQ(server.out.disagreements[0], "parameter group 0: got lr 0.25 on rank 1 and 0.5 on rank 0, expected the same on all ranks");
     CHECK(server.out.sent.empty());
 }
 

@@ -103,7 +103,7 @@ def test_verified_steps_are_those_of_ddp(two_ranks, way, backend):
         assert deferred > 0
 
 
-@pytest.mark.parametrize("way", ["by torch", "norms that are kept"])
+@pytest.mark.parametrize("way", ["by torch", "norms that are kept", "unscaled and clipped", "unscaled by no power of two"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 def test_parameters_of_another_dtype_have_norms_of_it(two_ranks, way, dtype, backend):
@@ -125,8 +125,9 @@ def test_where_a_policy_tells_no_norms_they_wait_for_sums(two_ranks):
         assert (differs, deferred) == ([], 0)
 
 
-def test_gradients_that_travel_as_halves_are_verified_with_their_norms(two_ranks):
-    for _, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way="by torch", verify=True, wire_dtype="bf16"):
+@pytest.mark.parametrize("way", ["by torch", "unscaled and clipped"])
+def test_gradients_that_travel_as_halves_are_verified_with_their_norms(two_ranks, way):
+    for _, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, verify=True, wire_dtype="bf16"):
         assert deferred > 0
 
 

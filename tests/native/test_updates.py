@@ -119,7 +119,9 @@ def test_workers_with_other_learning_rates_in_one_iteration_all_hear_of_it():
             node.set_rule(0, Sgd(lr=1.0 + rank))
             node.push(0)
         for node in nodes:
-            with pytest.raises(MismatchError, match="other learning rates"):
+            with pytest.raises(
+                MismatchError, match=r"parameter group 0: got lr [12] on rank [01] and [12] on rank [01], expected the same"
+            ):
                 node.wait(0, PATIENCE_S)
 
 

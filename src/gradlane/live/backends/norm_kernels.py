@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 
@@ -40,17 +41,19 @@ def both_norms(gradients: Sequence[torch.Tensor], order: float, factor: float) -
     Returns:
         In the first row norms of the gradients, in the second of gradients that are multiplied by `factor`; zeros if it is 1.
     """
-    first = [torch.zeros((), dtype=torch.float64, device=gradients[0].device)] * len(gradients)
-    second = first.copy()
+    first = _norms(gradients, order)
+    return torch.stack((first, torch.zeros_like(first) if factor == 1 else _norms(gradients, order, factor)))
+
+
+def _norms(gradients: Sequence[torch.Tensor], order: float, factor: float | None = None) -> torch.Tensor:
+    norms: list[torch.Tensor | None] = [None] * len(gradients)
     for places in _batches(gradients):
         batch = [gradients[place] for place in places]
+        if factor is not None:
+            batch = list(torch._foreach_mul(batch, factor))  # one pass less than a copy and `Multiplication`, with its bits
         for place, norm in zip(places, torch._foreach_norm(batch, order), strict=True):
-            first[place] = norm.double()
-        if factor != 1:
-            multiplied = torch._foreach_mul(batch, factor)  # one pass less than a copy and `Multiplication`, with its bits
-            for place, norm in zip(places, torch._foreach_norm(multiplied, order), strict=True):
-                second[place] = norm.double()
-    return torch.stack((torch.stack(first), torch.stack(second)))
+            norms[place] = norm
+    return torch.stack(cast(list[torch.Tensor], norms)).double()
 
 
 def _batches(gradients: Sequence[torch.Tensor]) -> Iterator[list[int]]:
