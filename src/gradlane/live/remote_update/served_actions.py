@@ -112,8 +112,8 @@ class ServedActions(Guarding):
         for tracked in several:
             if tracked.param._version != self._versions[tracked.tensor]:
                 self._iterations.fail(
-                    f"the script wrote to {tracked.name}, and its value is the servers': close() the session, change it, "
-                    "and attach again",
+                    f"the script wrote to {tracked.name}, and its value is the servers': write to it after close(), and "
+                    "attach again to train on",
                     UnsupportedError,
                 )
 
