@@ -101,12 +101,12 @@ def _measured(scratch: Path, exit_code: int, timeout_s: float) -> DdpRun:
     run, why_not = scratch / "run.json", scratch / "why-not.txt"
     if run.exists():
         return DdpRun.from_json(run.read_bytes())
+    if why_not.exists():
+        raise UnsupportedError(f"advise: nothing was measured: {why_not.read_text()}")
     if exit_code == TIMED_OUT:
         raise JobError(
             f"advise: no end of the steps within {timeout_s:g} s; give the script more (--timeout), or fewer --steps"
         )
-    if why_not.exists():
-        raise UnsupportedError(f"advise: nothing was measured: {why_not.read_text()}")
     raise RunError.of("the script", exit_code or 1)
 
 
