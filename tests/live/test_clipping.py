@@ -120,8 +120,11 @@ def test_a_gradient_that_is_changed_and_not_read_waits_for_no_sum_under_any_poli
         assert deferred > 0
 
 
-def test_where_a_policy_tells_no_norms_they_wait_for_sums(two_ranks):
-    for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way="by torch", policy="bytescheduler"):
+@pytest.mark.parametrize("how", ["beside_ddp", "beside_ddp_with_streams"])
+@pytest.mark.parametrize("way", ["by torch", "unscaled by the step"])
+def test_where_a_policy_tells_no_norms_they_wait_for_sums_and_nothing_is_deferred_in_vain(two_ranks, way, how):
+    streams = {"late": True, "orders": True} if how == "beside_ddp_with_streams" else {}
+    for differs, deferred in two_ranks.run(f"tests.live.clipping:{how}", way=way, policy="bytescheduler", **streams):
         assert (differs, deferred) == ([], 0)
 
 
