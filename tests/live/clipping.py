@@ -167,6 +167,12 @@ def _norm_of_what_was_scaled(params: Params, step: int, rank: int) -> Any:
     return torch.stack(list(torch._foreach_norm(_gradients(params))))
 
 
+def _given_twice(params: Params, step: int, rank: int) -> Any:
+    gradients = _gradients(params)
+    torch._foreach_mul_([*gradients, *gradients[:3]], 0.5)
+    return torch.stack([*torch._foreach_norm([*gradients, gradients[0]]), gradients[1].sum()])
+
+
 def _norms_that_are_kept(params: Params, step: int, rank: int) -> Any:
     kept = [gradient.norm() for gradient in _gradients(params)]
     kept[0].mul_(3)
@@ -220,6 +226,7 @@ WAYS: dict[str, tuple[Clip, int]] = {
     "without NaN": (_without_nan, 2),
     "without NaN elsewhere": (_without_nan_elsewhere, 2),
     "the norm of what was scaled": (_norm_of_what_was_scaled, 2),
+    "given twice": (_given_twice, 2),
     "norms that are kept": (_norms_that_are_kept, 2),
     "in other forms": (_in_other_forms, 2),
     "by what torch refuses": (_by_what_torch_refuses, 2),

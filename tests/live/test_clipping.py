@@ -11,7 +11,7 @@ from tests.live.ranks import Ranks
 
 pytestmark = pytest.mark.matrix
 READS_SUMS = {
-    "of another order than the plan's", "twice", "and read", "the norm of what was scaled", "in other forms",
+    "of another order than the plan's", "twice", "and read", "the norm of what was scaled", "in other forms", "given twice",
     "by what torch refuses", "limited by what torch refuses", "limited by tensors",
     "limited by tensors and clipped", "without NaN elsewhere",
     "unscaled, of another order than the plan's", "unscaled and scaled once more", "unscaled after clipping",

@@ -100,7 +100,8 @@ def _scale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: d
 
 
 def _unscale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result | None:
-    if len(args) != 3 or kwargs or not all(map(_is_factor, args[1:])):
+    comes_twice = len(set(map(id, gradients))) < len(gradients)
+    if len(args) != 3 or kwargs or comes_twice or not all(map(_is_factor, args[1:])):
         return None
     factor = float(args[2])
     if not 0 < factor < math.inf:

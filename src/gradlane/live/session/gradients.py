@@ -234,15 +234,19 @@ class Gradients:
         tracked.later.append(operation)
 
     def change(self, several: Iterable[Tracked]) -> None:
-        """Change the sums of `several`, which have arrived, as the script has asked for it."""
+        """Change the sums of `several`, which have arrived, as the script has asked for it: in one call what was one call."""
         if not self._to_change:
             return
+        alike: dict[tuple[int, ...], list[Tracked]] = {}
         for tracked in several:
-            for operation in tracked.later:
-                operation(tracked.slot)
-            if tracked.later:
-                tracked.later = []
+            if tracked in self._to_change:
                 del self._to_change[tracked]
+                alike.setdefault(tuple(map(id, tracked.later)), []).append(tracked)
+        for members in alike.values():
+            for operation in members[0].later:
+                operation(*(tracked.slot for tracked in members))
+            for tracked in members:
+                tracked.later = []
 
     def change_all(self) -> None:
         """As `change`, of all; every sum has arrived."""

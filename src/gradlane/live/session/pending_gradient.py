@@ -43,8 +43,8 @@ class Reads(Protocol):
         """As `puts_off`, of those gradients that are known to be finite."""
 
 
-InPlace = Callable[[torch.Tensor], object]
-"""Changes a gradient in place."""
+InPlace = Callable[..., object]
+"""Changes gradients in place: one, or several of those for which it was noted."""
 Part = Callable[["PendingGradient", torch.Tensor | None], torch.Tensor]
 """Gives a gradient memory that no session uses, and returns that memory: the tensor, if one is
 given, else a copy. It calls `PendingGradient.given_away`."""
