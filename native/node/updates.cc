@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -13,19 +14,26 @@ namespace gradlane {
 
 namespace {
 
+// With as many digits as tell the number from all others.
+std::string Shortest(double number) {
+    char text[32];
+    for (int digits = 6; digits <= 17; ++digits) {
+        std::snprintf(text, sizeof text, "%.*g", digits, number);
+        if (std::strtod(text, nullptr) == number) break;
+    }
+    return text;
+}
+
 // Which number of two rules is not the same, for people.
 std::string Difference(const Rule& one, uint32_t rank, const Rule& other, uint32_t other_rank) {
     constexpr std::pair<const char*, double Rule::*> kNumbers[] = {
         {"lr", &Rule::lr},       {"weight_decay", &Rule::weight_decay}, {"momentum", &Rule::momentum}, {"dampening", &Rule::dampening},
         {"beta1", &Rule::beta1}, {"beta2", &Rule::beta2},               {"eps", &Rule::epsilon}};
-    char text[160];
+    const std::string on = " on rank " + std::to_string(rank), on_other = " on rank " + std::to_string(other_rank);
     for (const auto& [number, of] : kNumbers) {
-        if (one.*of == other.*of) continue;
-        std::snprintf(text, sizeof text, "%s %g on rank %u and %g on rank %u", number, one.*of, rank, other.*of, other_rank);
-        return text;
+        if (one.*of != other.*of) return number + (' ' + Shortest(one.*of)) + on + " and " + Shortest(other.*of) + on_other;
     }
-    std::snprintf(text, sizeof text, "another update rule on rank %u than on rank %u", rank, other_rank);
-    return text;
+    return "another update rule" + on + " than" + on_other;
 }
 
 }  // namespace

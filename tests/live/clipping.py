@@ -246,6 +246,8 @@ class _Scaled:
         of: only by the gradient of this parameter.
         new_scale: sets the scale of each step.
         skips: whether a step has no use for the scaler.
+        leaves_out: whether the script does all but to step.
+        fused: the optimizer divides gradients itself.
     """
 
     def __init__(
@@ -258,7 +260,10 @@ class _Scaled:
         of: int | None = None,
         new_scale: Callable[[int], float] | None = None,
         skips: Callable[[int], bool] = lambda step: False,
+        leaves_out: Callable[[int], bool] = lambda step: False,
+        fused: bool = False,
     ) -> None:
+        self._leaves_out, self.fused = leaves_out, fused
         self.clip, self.order, self._scale, self._before = clip, order, scale, before
         self._infinite, self._of, self._new_scale, self._skips = infinite, of, new_scale, skips
 
@@ -283,6 +288,9 @@ class _Scaled:
             if self.clip is not None:
                 scaler.unscale_(optimizer)
                 seen[f"seen in step {step}"] = self.clip(params, step, rank).clone()
+            if self._leaves_out(step):
+                scaler.update()
+                continue
             scaler.step(optimizer)
             found = scaler._found_inf_per_device(optimizer)
             seen[f"infinite in step {step}"] = torch.stack([value.cpu() for value in found.values()])
@@ -316,6 +324,8 @@ SCALED = {
     "unscaled by another scale on each rank": _Scaled(_all_norms, scale=lambda rank: 2.0 ** (8 + rank)),
     "unscaled by another scale in each step": _Scaled(_by_torch, new_scale=lambda step: 64.0 + step),
     "unscaled by one": _Scaled(_by_torch, scale=lambda rank: 1.0, new_scale=lambda step: 1.0),
+    "unscaled and left out": _Scaled(_by_torch, leaves_out=lambda step: step % 4 == 1),
+    "unscaled by a fused optimizer": _Scaled(infinite=5, fused=True),
     "unscaled in some steps": _Scaled(_by_torch, skips=lambda step: step % 4 == 2),
 }
 """Scripts with a GradScaler, which divides gradients by its scale and asks whether they are finite."""
@@ -363,14 +373,15 @@ def beside_ddp(
 ) -> tuple[list[str], int]:
     """Names that differ from DDP's, and how many updates were deferred."""
     kind = getattr(torch, dtype)
+    fused = way in SCALED and SCALED[way].fused
     knobs = {"order": _order_of(way)} if policy == "owners" else {}
     torch.manual_seed(7)
     model = Mlp(kind).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
     reference = _trained(model, DistributedDataParallel(model), optimizer, way, rank)
     torch.manual_seed(7 + rank)  # attach must make ranks equal to rank 0
     model = Mlp(kind).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
     options |= {"verify": verify, **knobs}
     held, deferring = held_network(lambda message: True), counting_deferred_updates()
     with held, deferring as deferred, _attach(world, model, optimizer, policy, **options) as session:

@@ -317,21 +317,34 @@ class _WithNothing(Mlp):
 
 
 def beside_ddp(rank: int, world: int, what: str) -> list[str]:
-    """What differs from DDP after six steps of a script with a parameter "without elements", or with an optimizer whose
-    "other group" takes the place of its first one after step 2.
+    """What differs from DDP after six steps of a script with a parameter "without elements", or with an optimizer whose groups
+    change after step 2.
     """
+
+    def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+        params = [*model.parameters()]
+        groups = [{"params": params[at : at + 2], "lr": 0.1 / (1 + at)} for at in range(0, len(params), 2)]
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    changes: dict[str, Callable[[list[dict[str, Any]]], object]] = {
+        "without elements": lambda groups: None,
+        "another group": lambda groups: groups.__setitem__(0, {**groups[0], "lr": 0.3}),
+        "groups in another order": lambda groups: groups.reverse(),
+        "a group less": lambda groups: groups.pop(),
+        "a parameter elsewhere": lambda groups: groups[2]["params"].append(groups[0]["params"].pop()),
+    }
     found = []
     for served in (False, True):
         torch.manual_seed(1)
         model = _WithNothing() if what == "without elements" else Mlp()
-        optimizer = momentum(model)
+        optimizer = optimizer_of(model)
         call = model if served else DistributedDataParallel(model)
         generator = torch.Generator().manual_seed(rank)
         with gradlane.attach_to_servers(model, optimizer, timeout=20) if served else contextlib.nullcontext():
             for step in range(6):
                 _step(call, optimizer, model.batch(generator))
-                if step == 2 and what == "other group":
-                    optimizer.param_groups[0] = {**optimizer.param_groups[0], "lr": 0.3}
+                if step == 2:
+                    changes[what](optimizer.param_groups)
         found.append({name: value for name, value in bits(model, optimizer).items() if "nothing" not in name})
     return differences(*found)
 

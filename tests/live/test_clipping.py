@@ -15,7 +15,7 @@ READS_SUMS = {
     "by what torch refuses", "limited by what torch refuses", "limited by tensors",
     "limited by tensors and clipped", "without NaN elsewhere",
     "unscaled, of another order than the plan's", "unscaled and scaled once more", "unscaled after clipping",
-    "unscaled by another scale on each rank", "unscaled by another scale in each step",
+    "unscaled by another scale on each rank", "unscaled by another scale in each step", "unscaled by a fused optimizer",
 }  # fmt: skip
 """They need sums before the step."""
 
@@ -95,12 +95,15 @@ def test_sums_that_come_in_time_by_themselves_are_no_reason_to_keep_the_barrier(
 @pytest.mark.parametrize("backend", ["all-reduce", "server"])
 @pytest.mark.parametrize(
     "way",
-    ["by torch", "by hand", "scaled alone", "by value", "without NaN", "unscaled and clipped", "unscaled by the step"],
-)
+    [
+        "by torch", "by hand", "scaled alone", "by value", "without NaN", "unscaled and clipped", "unscaled by the step",
+        "unscaled and left out", "unscaled by a fused optimizer",
+    ],
+)  # fmt: skip
 def test_verified_steps_are_those_of_ddp(two_ranks, way, backend):
     for differs, deferred in two_ranks.run("tests.live.clipping:beside_ddp", way=way, backend=backend, verify=True):
         assert differs == []
-        assert deferred > 0
+        assert deferred > 0 or way in READS_SUMS
 
 
 @pytest.mark.parametrize("way", ["by torch", "norms that are kept", "unscaled and clipped", "unscaled by no power of two"])

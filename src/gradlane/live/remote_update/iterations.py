@@ -48,6 +48,7 @@ from gradlane.live.session.passes import UNSEEN_FORWARD, Passes
 from gradlane.live.session.phases import TWICE, Event, NotAllowedError, Phase
 from gradlane.live.session.tracked import Tracked, all_go_on
 from gradlane.live.session.updates import Updates
+from gradlane.transport import Rule
 
 log = logging.getLogger("gradlane")
 _HELD = (
@@ -181,7 +182,7 @@ class ServedIterations:
         self.wait_for_unstepped()
         if self.passes.was_evaluated and self.buffers is not None:
             self.buffers.after_forward()
-        self._rules = self._groups.rules()
+        self._rules = self._rules_now()
         try:
             self._values.set_rules(self._rules)
         except InputError as error:  # perhaps of this rank alone
@@ -195,6 +196,12 @@ class ServedIterations:
                 come_last(optimizer)
         self.passes.backward_begins()
         self.passes.call_at_end(self._end)
+
+    def _rules_now(self) -> list[Rule]:
+        try:
+            return self._groups.rules()
+        except UnsupportedError as error:
+            self.fail(str(error), UnsupportedError)
 
     def _tell(self, text: str) -> None:
         """Log `text` once, on rank 0."""
@@ -269,7 +276,7 @@ class ServedIterations:
                 "register it, not the function of the class; or register it before the backward pass",
                 UnsupportedError,
             )
-        if self._groups.rules() != self._rules:
+        if self._rules_now() != self._rules:
             self.fail(
                 "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
                 "gradients had left: change it after step() or before backward()",

@@ -16,6 +16,7 @@ from gradlane.transport import Adam, Rule, Sgd
 
 _REFUSED = {"amsgrad": "keeps a third state", "capturable": "is for devices", "differentiable": "needs the update's graph here"}
 _KNOWN = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_NOTHING = Sgd(lr=0.0)  # of a group without trained parameters
 
 
 class ParameterGroups:
@@ -35,12 +36,14 @@ class ParameterGroups:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], params: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         if not optimizers:
             raise InputError("optimizer: got none, expected the optimizer whose update the servers shall do")
-        self._groups: list[tuple[torch.optim.Optimizer, int]] = []  # optimizers have others in their place if they like
+        self._optimizers = optimizers
+        self._members: list[list[int]] = []  # by group, its parameters' ids
+        self._holders: list[torch.optim.Optimizer] = []  # by group
         self._group_of: dict[int, int] = {}
         trained = {id(param): name for name, param in params}
         for optimizer in optimizers:
             _refuse_what_servers_do_not_know(optimizer)
-            for number, group in enumerate(optimizer.param_groups):
+            for group in optimizer.param_groups:
                 for param in group["params"]:
                     if id(param) in self._group_of:
                         raise UnsupportedError(
@@ -48,13 +51,14 @@ class ParameterGroups:
                             "update on the workers (gradlane.attach)"
                         )
                     if id(param) in trained:
-                        self._group_of[id(param)] = len(self._groups)
+                        self._group_of[id(param)] = len(self._members)
                     elif param.requires_grad and param.numel() > 0:
                         raise UnsupportedError(
                             f"{type(optimizer).__name__} has a parameter of shape {tuple(param.shape)} that is not the "
                             "model's: servers update the model's parameters; give the others an optimizer of their own"
                         )
-                self._groups.append((optimizer, number))
+                self._members.append([id(param) for param in group["params"] if id(param) in trained])
+                self._holders.append(optimizer)
         missing = [name for name, param in params if id(param) not in self._group_of]
         if missing:
             raise UnsupportedError(f"{missing[0]} is trained and in no optimizer: freeze it, or give it to one")
@@ -65,11 +69,28 @@ class ParameterGroups:
 
     def states_of(self, param: torch.nn.Parameter) -> Any:
         """The `state` of the optimizer that has `param`: a dictionary by parameter."""
-        return self._groups[self._group_of[id(param)]][0].state
+        return self._holders[self._group_of[id(param)]].state
 
     def rules(self) -> list[Rule]:
-        """Each group's rule with its present options, such as the learning rate."""
-        return [_rule(optimizer, optimizer.param_groups[number]) for optimizer, number in self._groups]
+        """Each group's rule with its present options, such as the learning rate: those of the groups that have its parameters
+        now.
+
+        Raises:
+            UnsupportedError: some of its parameters have other options than the rest, or no optimizer has them any more.
+        """
+        present = [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
+        place_of = {id(param): place for place, (_, group) in enumerate(present) for param in group["params"]}
+        rules: list[Rule] = []
+        for number, members in enumerate(self._members):
+            places = {place_of.get(member) for member in members}
+            found = {_rule(*present[place]) for place in places if place is not None}
+            if None in places or len(found) > 1:
+                raise UnsupportedError(
+                    f"parameters of group {number} have got other options than the rest of it, or are in no optimizer: servers "
+                    "keep groups as they were; close() the session and attach again"
+                )
+            rules.append(found.pop() if found else _NOTHING)
+        return rules
 
 
 def _refuse_what_servers_do_not_know(optimizer: torch.optim.Optimizer) -> None:

@@ -174,6 +174,10 @@ class DeferredStep:
             groups = [group | _found_out_already(group) for group in groups]
         else:  # it may count its steps, or keep other things that a step changes
             attributes = _snapshot(attributes)
+        # a GradScaler gives a fused optimizer these for the time of the call, and changes its scale in place
+        lent = {name: attributes[name] for name in ("grad_scale", "found_inf") if name in attributes}
+        if lent:
+            attributes = attributes | {name: None if value is None else value.clone() for name, value in lent.items()}
         self._attributes, self._groups = attributes, groups
         self._group_of = {id(param): index for index, group in enumerate(optimizer.param_groups) for param in group["params"]}
         of_torch = self._class in PER_PARAMETER

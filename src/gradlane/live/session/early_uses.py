@@ -103,7 +103,7 @@ def _unscale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs:
     comes_twice = len(set(map(id, gradients))) < len(gradients)
     if len(args) != 3 or kwargs or comes_twice or not all(map(_is_factor, args[1:])):
         return None
-    factor = float(args[2])
+    factor = args[2].item()
     if not 0 < factor < math.inf:
         return None
     multiply = Multiplication(factor, gradients[0].slot.device)

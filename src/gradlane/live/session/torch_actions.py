@@ -97,6 +97,10 @@ class TorchActions(Guarding):
         torch_patches.nothing_is_owed(self)
 
     def all_are_summed(self) -> None:
+        if self._verifier.verifies:
+            for tracked in self.tracked:
+                if tracked.later:
+                    self._verifier.arrived(tracked.param, tracked.slot)
         self._gradients.change_all()
 
     def refuse(self, tracked: Tracked, why: str) -> None:
