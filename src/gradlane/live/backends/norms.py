@@ -48,6 +48,7 @@ class Norms:
 
     Attributes:
         memory: of what is summed, beside the sums: of all tensors a norm and a second norm, and of each rank its factor.
+        factor: of the second norms.
         next_factor: what the script has multiplied this iteration's gradients by before it took norms.
         are_there: whether the norms of all ranks have come; in a stream, whether that is queued.
         owned: this rank's tensors.

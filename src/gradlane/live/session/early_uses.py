@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from gradlane.live.backends.norm_kernels import Multiplication
 from gradlane.live.session.tracked import Tracked
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _by_reads(gradients: Iterable[Any]) -> Iterable[tuple[Reads, list[Tracked]]]
 
 def order_of_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
     """The order of the norm of whole gradients that the call computes; None if it computes another thing, or on a device with
-    another kernel than owners do (`norms_of`), whose norm may have other bits.
+    another kernel than owners do (`both_norms`), whose norm may have other bits.
     """
     names = _NORMS.get(func)
     if names is None or not 0 < len(args) <= len(names) + 1:
@@ -103,13 +102,9 @@ def _unscale(func: Any, gradients: Sequence[Any], args: tuple[Any, ...], kwargs:
     comes_twice = len(set(map(id, gradients))) < len(gradients)
     if len(args) != 3 or kwargs or comes_twice or not all(map(_is_factor, args[1:])):
         return None
-    factor = args[2].item()
-    if not 0 < factor < math.inf:
-        return None
-    multiply = Multiplication(factor, gradients[0].slot.device)
     later: set[Tracked] = set()
     for reads, several in _by_reads(gradients):
-        later |= reads.unscales(several, multiply)
+        later |= reads.unscales(several, args[2])
     there = [gradient.slot for gradient in gradients if gradient.tracked not in later]
     if there:
         func(there, *args[1:])

@@ -59,17 +59,17 @@ class GradientReads:
         return known
 
     @in_turn
-    def unscales(self, several: Sequence[Tracked], multiply: Multiplication) -> set[Tracked]:
+    def unscales(self, several: Sequence[Tracked], factor: torch.Tensor) -> set[Tracked]:
         parts, norms = self._parts, self._parts.driver.norms
         if not parts.settled:
             parts.measuring.gradients_unscaled()
         if norms is not None:
-            norms.next_factor = multiply.factor
+            known = norms.next_factor = factor.item()  # the host waits for a device here: not without owners
             late = self._late_with(norms, several)
-            if late and not any(tracked.later for tracked in late) and norms.are_finite_by(multiply.factor):
-                late = self.puts_off(several, multiply)
+            if late and not any(tracked.later for tracked in late) and norms.are_finite_by(known):
+                late = self.puts_off(several, Multiplication(known, factor.device))
                 for tracked in late:
-                    norm = norms.of(tracked.tensor, is_multiplied=multiply.factor != 1)
+                    norm = norms.of(tracked.tensor, is_multiplied=known != 1)
                     parts.verifier.told_norm(tracked.param, norms.order, norm, tracked.later)
                 return late
         if self._late_of(several):

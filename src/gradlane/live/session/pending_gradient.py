@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from gradlane.live.backends.norm_kernels import Multiplication
 from gradlane.live.session.early_uses import order_of_norm, use_early, wait_for_sums
 from gradlane.live.session.tracked import Tracked
 
@@ -39,8 +38,8 @@ class Reads(Protocol):
         now. `operation` is noted once for each time that a member comes.
         """
 
-    def unscales(self, several: Sequence[Tracked], multiply: Multiplication) -> set[Tracked]:
-        """As `puts_off`, of those gradients that are known to be finite."""
+    def unscales(self, several: Sequence[Tracked], factor: torch.Tensor) -> set[Tracked]:
+        """As `puts_off`, for a multiplication of those gradients that are known to be finite; `factor` has one element."""
 
 
 InPlace = Callable[..., object]
