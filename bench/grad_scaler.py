@@ -23,7 +23,7 @@ from gradlane.core.backends import BackendName
 from gradlane.lab import emulated
 
 SCALE, TURNS, STEPS = 0.03, 7, 8
-WARM = 2  # turns, in which sessions measure
+WARM = 2  # turns that are not counted: sessions measure in them
 BACKENDS: tuple[BackendName, ...] = ("all-reduce", "server")
 ARMS = [(policy, backend) for backend in BACKENDS for policy in ("mg-wfbp", "owners")]
 

@@ -54,6 +54,15 @@ def signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
     return interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT
 
 
+def exit_code_of(status: int) -> int:
+    """The exit code of a command whose process ended so, as shells have it: 128 + N where signal N ended it.
+
+    Args:
+        status: as `Popen.wait` returns it.
+    """
+    return 128 - status if status < 0 else status
+
+
 class _Hold:
     """While entered, signals of `interruptible` are noted; the last exit raises the first of them."""
 

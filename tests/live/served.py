@@ -264,8 +264,11 @@ def without_its_last_step(rank: int, world: int) -> list[str]:
 
 
 def fetched_by(rank: int, world: int, after: dict[int, int]) -> tuple[list[str], list[str]]:
-    """Six steps, in which each rank fetches the optimizer's state after a step of its own, or never: what differs at the end
-    from six steps without, and of what was fetched from the state after so many steps.
+    """Train six steps. Each rank fetches the optimizer's state once, after the step that `after` has for it, or never.
+
+    Returns:
+        What differs at the end from six steps without a fetch, and what differs in the fetched state from that of a job of so
+        many steps.
     """
 
     def trained(steps: int, fetches: bool) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -203,7 +203,11 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, run: A
 
 
 def _report(target: Path, folder: Path, has_failed: bool) -> None:
-    """Write the report of what is in `folder`, or say why there is none. Where the job has failed, that is what is raised."""
+    """Write the report of what is in `folder`, or print why there is none.
+
+    Raises:
+        GradlaneError, OSError: the files cannot be read or written. Not if the job `has_failed`: its own error is raised then.
+    """
     why_not = "no rank of this node attached gradlane and ended its session"
     if left_something(folder):
         try:

@@ -194,16 +194,15 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             InputError: the profile is of another model: it has no tensor of one of these names.
         """
         by_name = {tensor.spec.name: tensor for tensor in self.tensors}
+        latest = 0
+        tensors = []
         for spec in specs:
-            if spec.name not in by_name:
+            seen = by_name.get(spec.name)
+            if seen is None:
                 raise InputError(
                     f"got a profile of {self.model} without the tensor {spec.name!r:.80}, expected one with all tensors of the "
                     "plan; it is of another model: give one of the plan's model"
                 )
-        latest = 0
-        tensors = []
-        for spec in specs:
-            seen = by_name[spec.name]
             latest = max(latest, seen.ready_ns)
             tensors.append(msgspec.structs.replace(seen, ready_ns=latest))
         return msgspec.structs.replace(self, tensors=tuple(tensors))

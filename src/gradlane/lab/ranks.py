@@ -21,6 +21,7 @@ from gradlane.lab import kernel
 from gradlane.lab.links.wires import Wires
 from gradlane.lab.messages import INTERRUPTED, TIMED_OUT, Job
 from gradlane.lab.processes import Process
+from gradlane.lifetime import exit_code_of
 
 _LONGEST_LINE_BYTES = 1 << 16
 # after Ctrl-C, ranks have the terminal's SIGINT already; they may take this long to end
@@ -223,7 +224,7 @@ class _Watch:
         self._forget(pidfd)
         self._running.remove(running)
         status = running.popen.wait()
-        code = 128 - status if status < 0 else status
+        code = exit_code_of(status)
         rank = running.process.rank
         if rank is not None:
             self._exit_codes[rank] = code
@@ -244,7 +245,7 @@ class _Watch:
             _say(f"{title} {how}, after {self._first_failure}")
             return
         self._first_failure = title.partition(" (")[0]
-        self._first_failed, self._exit_code = rank, 128 - status if status < 0 else status
+        self._first_failed, self._exit_code = rank, exit_code_of(status)
         grace = self._job.grace_seconds
         _say(f"{title} {how}" + (f"; the others have {grace:g} s to end" if self._running else ""))
         self._end_the_rest(grace)

@@ -245,7 +245,7 @@ class _Run:
             factor = norms.factor
             assert norms.are_finite_by(factor), f"{self._where(iteration)}: norms of sums times {factor} are not told"
             assert not norms.are_finite_by(factor / 3), f"{self._where(iteration)}: they are told for every factor"
-            for is_multiplied in (False, True)[: 1 + (factor != 1)]:
+            for is_multiplied in {False, factor != 1}:
                 norm = torch.linalg.vector_norm(expected * factor if is_multiplied else expected)
                 told = norms.of(tensor, is_multiplied)
                 same = told.dtype == norm.dtype and bool(told == norm)

@@ -241,7 +241,7 @@ class _Choices:
 
 # shrinking is the command's, which knows programs
 GENERATED = settings(deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-"""Of whoever runs `programs`."""
+"""Settings of hypothesis for tests and commands that run `programs`."""
 
 
 @st.composite

@@ -2,7 +2,8 @@
 
 `Norms` has the numbers of one iteration. A script with a GradScaler multiplies its gradients by a factor and then takes norms.
 Owners cannot know the factor while the sums are on their way, but it is seldom another than in the iteration before. So they
-tell a second norm, of sums that are multiplied by that one, and the factor beside it, by which each rank proves it.
+multiply their sums by the last factor, and tell a second norm and that factor. A rank uses a second norm only if all owners
+have told the factor of its own script.
 
 `NormsExchange` computes and sums norms when the host hears that first phases have ended; sums in a device's stream do so in
 that stream.
@@ -73,8 +74,8 @@ class Norms:
         self._slots = [slot_of[tensor] for tensor in self.owned]
         self._messages = len(plan.messages)
         device = buffers[0].tensor.device
-        self._rank, self._norms = rank, 2 * len(plan.tensors)
-        self.memory = torch.empty(self._norms + world, dtype=torch.float64, device=device)
+        self._rank, self._count = rank, len(plan.tensors)
+        self.memory = torch.empty(2 * self._count + world, dtype=torch.float64, device=device)
         self.factor = self.next_factor = 1.0
         self._places = torch.tensor(self.owned, dtype=torch.int64, device=device)
         self.begin()
@@ -100,18 +101,18 @@ class Norms:
         self.memory.zero_()
         if self.owned:
             norms = both_norms(self._slots, self.order, self.factor) if computed is None else computed
-            self.memory[: self._norms].view(2, -1).index_copy_(1, self._places, norms)
-        self.memory[self._norms + self._rank] = self.factor
+            self.memory[: 2 * self._count].view(2, -1).index_copy_(1, self._places, norms)
+        self.memory[2 * self._count + self._rank] = self.factor
 
     def are_finite_by(self, factor: float) -> bool:
         """Whether norms of sums that are multiplied by `factor` are told, and all are finite, as then are the sums themselves.
 
         `are_there` must be True. On a device the host waits for them.
         """
-        told = self._told
+        first, second, factors = self._told.tensor_split((self._count, 2 * self._count))
         if factor == 1:
-            return bool(told[: self._norms // 2].isfinite().all())
-        return bool((told[self._norms :] == factor).all() & told[self._norms // 2 : self._norms].isfinite().all())
+            return bool(first.isfinite().all())
+        return bool((factors == factor).all() & second.isfinite().all())
 
     def of(self, tensor: int, is_multiplied: bool = False) -> torch.Tensor:
         """The norm of a tensor's sum, of its dtype and without dimensions, in memory of its own. `are_there` must be True.
@@ -119,7 +120,7 @@ class Norms:
         Args:
             is_multiplied: that of the sum that is multiplied by a factor, for which `are_finite_by` has said True.
         """
-        norm = self._told[tensor + is_multiplied * (self._norms // 2)]
+        norm = self._told[tensor + is_multiplied * self._count]
         return norm.to(self._dtypes[tensor], copy=True)
 
     @property

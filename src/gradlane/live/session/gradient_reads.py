@@ -54,8 +54,7 @@ class GradientReads:
         for tracked in self._late_with(norms, several):
             factor = _factor_of(tracked.later)
             if factor is not None:
-                known[tracked] = norms.of(tracked.tensor, is_multiplied=factor != 1)
-                self._parts.verifier.told_norm(tracked.param, order, known[tracked], tracked.later)
+                known[tracked] = self._norm_of(tracked, norms, factor)
         return known
 
     @in_turn
@@ -64,13 +63,12 @@ class GradientReads:
         if not parts.settled:
             parts.measuring.gradients_unscaled()
         if norms is not None:
-            known = norms.next_factor = factor.item()  # the host waits for a device here: not without owners
+            known = norms.next_factor = factor.item()  # makes the host wait for a device, so only where owners tell norms
             late = self._late_with(norms, several)
             if late and not any(tracked.later for tracked in late) and norms.are_finite_by(known):
                 late = self.puts_off(several, Multiplication(known, factor.device))
                 for tracked in late:
-                    norm = norms.of(tracked.tensor, is_multiplied=known != 1)
-                    parts.verifier.told_norm(tracked.param, norms.order, norm, tracked.later)
+                    self._norm_of(tracked, norms, known)  # that it is finite is verified with it
                 return late
         if self._late_of(several):
             parts.was_late |= parts.planner.clips is None
@@ -98,6 +96,11 @@ class GradientReads:
             return set()
         self._parts.driver.wait_for_norms(norms)
         return self._late_of(several) if norms.are_there else set()  # another thread may go on meanwhile
+
+    def _norm_of(self, tracked: Tracked, norms: Norms, factor: float) -> torch.Tensor:
+        norm = norms.of(tracked.tensor, is_multiplied=factor != 1)
+        self._parts.verifier.told_norm(tracked.param, norms.order, norm, tracked.later)
+        return norm
 
     def _tell(self, waits: str) -> None:
         if not self._parts.has_told("read"):

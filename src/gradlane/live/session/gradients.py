@@ -234,7 +234,10 @@ class Gradients:
         tracked.later.append(operation)
 
     def change(self, several: Iterable[Tracked]) -> None:
-        """Change the sums of `several`, which have arrived, as the script has asked for it: in one call what was one call."""
+        """Change the sums of `several`, which have arrived, as the script has asked for it.
+
+        Gradients that it has changed in one call are changed in one call.
+        """
         if not self._to_change:
             return
         alike: dict[tuple[int, ...], list[Tracked]] = {}

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from gradlane.errors import GradlaneError, InputError, PeerError, RunError
-from gradlane.lifetime import interruptible, scratch_folder, signal_of, starter
+from gradlane.lifetime import exit_code_of, interruptible, scratch_folder, signal_of, starter
 
 _PEER_ERRORS = tuple(f"{each.__name__}:" for each in PeerError.__subclasses__())
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # for which torchrun may put handlers
@@ -72,7 +72,7 @@ def failure_of(failures: Mapping[int, ProcessFailure]) -> RunError:
     follows = {rank: text for rank, failure in failures.items() if (text := _error_of(failure)).startswith(_PEER_ERRORS)}
     rank = min(failures, key=lambda each: (each in follows, failures[each].timestamp))
     failure = failures[rank]
-    exit_code = 128 - failure.exitcode if failure.exitcode < 0 else failure.exitcode
+    exit_code = exit_code_of(failure.exitcode)
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     if rank in follows:
         return RunError(f"rank {rank} {how}: {follows[rank]}", exit_code)
