@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 import gradlane
+from gradlane.live.backends import norms as told_norms
 from gradlane.live.backends.all_reduce_sums import SumsInStream
 from gradlane.live.backends.norms import NormsExchange
 from gradlane.live.backends.staging import Staging
@@ -361,6 +362,11 @@ def _attach(world: int, model: nn.Module, optimizer: torch.optim.Optimizer, poli
     return gradlane.attach(model, optimizer, gradlane.policies.get(policy, **knobs), **options)
 
 
+def small_batches() -> Any:
+    """Owners compute norms in batches as small as these models: some while sums are on their way, the others in the end."""
+    return patch.object(told_norms, "_BATCH_BYTES", 4096)
+
+
 def beside_ddp(
     rank: int,
     world: int,
@@ -384,7 +390,7 @@ def beside_ddp(
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
     options |= {"verify": verify, **knobs}
     held, deferring = held_network(lambda message: True), counting_deferred_updates()
-    with held, deferring as deferred, _attach(world, model, optimizer, policy, **options) as session:
+    with small_batches(), held, deferring as deferred, _attach(world, model, optimizer, policy, **options) as session:
         found = _trained(model, model, optimizer, way, rank)
         session.flush()
         found |= bits_of(model, optimizer)
@@ -471,7 +477,7 @@ def beside_ddp_with_fewer_threads(rank: int, world: int, backend: str, when: str
         reference = trained(model, DistributedDataParallel(model), optimizer)
         model, optimizer = made()
         options: dict[str, Any] = {"order": 1, "most_bytes": 2**22, "backend": backend}
-        with held_network(lambda message: True), _attach(world, model, optimizer, **options) as session:
+        with small_batches(), held_network(lambda message: True), _attach(world, model, optimizer, **options) as session:
             found = trained(model, model, optimizer)
             session.flush()
             found |= bits_of(model, optimizer)
@@ -485,7 +491,7 @@ def ends_alike(rank: int, world: int, way: str, backend: str) -> list[list[float
     torch.manual_seed(7)
     model = Mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    with _attach(world, model, optimizer, backend=backend) as session:
+    with small_batches(), _attach(world, model, optimizer, backend=backend) as session:
         found = _trained(model, model, optimizer, way, rank)
         session.flush()
         found |= bits_of(model, optimizer)
@@ -504,10 +510,10 @@ def one_dies_before_its_norms(rank: int, world: int, culprit: int, backend: str)
     """
     compute = NormsExchange._compute
 
-    def dies(exchange: NormsExchange, then: Any) -> None:
+    def dies(exchange: NormsExchange, batch: Sequence[int]) -> None:
         if rank == culprit and session._parts.driver.iteration == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        compute(exchange, then)
+        compute(exchange, batch)
 
     torch.manual_seed(7)
     model = Mlp()

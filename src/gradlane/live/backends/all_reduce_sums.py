@@ -19,7 +19,7 @@ from gradlane.errors import OrderError
 from gradlane.live.backends.base import OnDone, OnSent, Sums
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import HierarchicalSum, Hosts, Stages
-from gradlane.live.backends.norms import Norms, NormsExchange, part_lengths
+from gradlane.live.backends.norms import Norms, NormsExchange, part_lengths, scatter_of_others
 from gradlane.live.backends.owned_sum import OwnedSum
 from gradlane.live.backends.process_groups import ProcessGroups, UnderWay, all_reduce, unrecorded
 from gradlane.live.backends.streams import Event, Stream, Streams
@@ -111,7 +111,10 @@ class FlatSums(_InOrder):
         self.norms = None if exchange is None else exchange.norms
         two_phase = _two_phase_sums(plan, buffers, group_of_part[0])
         self._first = [self._first_phase(buffer, two_phase.get(message)) for message, buffer in enumerate(buffers)]
-        self._second = {message: _second_phase(buffers[message], each) for message, each in two_phase.items()}
+        self._second = {
+            message: _Phase(None, partial(unrecorded, each.gather), _copies_out(plan, message, buffers[message], each))
+            for message, each in two_phase.items()
+        }
         # Second phases start when all first ones have ended. Groups of one lane end messages in no order, so that
         # which of them makes room first is not known. A thread that waits for norms awaits no message.
         self._tells_at_once = bool(two_phase) or exchange is not None or (weight > 1 and plan.has_windows)
@@ -222,6 +225,9 @@ class SumsInStream(_InOrder):
         self._streams, self._stream, self._group_of_part, self.norms = streams, stream, group_of_part, norms
         self._end_of_norms: Event | None = None
         self._two_phase = _two_phase_sums(plan, buffers, group_of_part[0])
+        self._copies_out = {
+            message: _copies_out(plan, message, buffers[message], each) for message, each in self._two_phase.items()
+        }
         self._sizes = [buffer.tensor.numel() * buffer.tensor.element_size() for buffer in buffers]
         self._ends: dict[int, Event] = {}
         self._queued: list[int] = []  # messages of this iteration, in the stream's order
@@ -238,7 +244,7 @@ class SumsInStream(_InOrder):
     def start(self, message: int, ready: list[Event], on_done: OnDone, on_sent: OnSent) -> bool:
         group = self._group_of_part[self._next_in_order(message)]
         buffer, two_phase, norms = self._buffers[message], self._two_phase.get(message), self.norms
-        tells_norms = norms is not None and norms.phase_ended()
+        batch, tells_norms = ([], False) if norms is None else norms.phase_ended(message)
 
         def queue() -> None:
             buffer.gather()
@@ -250,8 +256,10 @@ class SumsInStream(_InOrder):
                 two_phase.add()
             if two_phase is None or norms is not None:  # with owners, what others own comes again in the second phase
                 buffer.scatter()
+            if norms is not None:
+                norms.compute(batch)
             if norms is not None and tells_norms:
-                norms.fill()
+                norms.tell()
                 _sum_in_stream(norms.memory, group)
 
         self._ends[message] = self._stream.run(queue, after=ready)
@@ -261,13 +269,12 @@ class SumsInStream(_InOrder):
         return True
 
     def start_second_phase(self, message: int, on_done: OnDone) -> bool:
-        group, two_phase = self._group_of_part[self._next_in_order(message)], self._two_phase[message]
+        group = self._group_of_part[self._next_in_order(message)]
 
         def queue() -> None:
-            for work in two_phase.gather(group):
+            for work in self._two_phase[message].gather(group):
                 work.wait()
-            two_phase.copy_out()
-            self._buffers[message].scatter()
+            self._copies_out[message]()
 
         self._ends[message] = self._stream.run(queue)
         self._queued.remove(message)  # the second phase ends the sum
@@ -314,8 +321,13 @@ def _two_phase_sums(plan: Plan, buffers: Sequence[MessageBuffer], group: Any) ->
     return found
 
 
-def _second_phase(buffer: MessageBuffer, two_phase: TwoPhase | OwnedSum) -> _Phase:
-    return _Phase(None, partial(unrecorded, two_phase.gather), partial(_in_turn, two_phase.copy_out, buffer.scatter))
+def _copies_out(plan: Plan, index: int, buffer: MessageBuffer, two_phase: TwoPhase | OwnedSum) -> Callable[[], None]:
+    """What brings the sums of a second phase into their slots."""
+    if isinstance(two_phase, TwoPhase):
+        scatter = buffer.scatter
+    else:
+        scatter = scatter_of_others(plan, index, buffer, two_phase.rank, two_phase.world)
+    return partial(_in_turn, two_phase.copy_out, scatter)
 
 
 def _all_reduce(tensor: torch.Tensor, group: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -210,6 +211,20 @@ class MessageBuffer:
         """After the sum: copy `tensor` back into the ranges, unless it is the memory itself."""
         if self.is_copy:
             torch._foreach_copy_(self._ranges, self._copies)
+
+    def scattering(self, *spans: tuple[int, int]) -> Callable[[], None]:
+        """What does `scatter` for some spans of `tensor` alone, each as first element and the first behind it."""
+        ranges: list[torch.Tensor] = []
+        copies: list[torch.Tensor] = []
+        start = 0
+        for part in self._ranges if self.is_copy else ():
+            for first, end in spans:
+                low, high = max(first, start), min(end, start + len(part))
+                if low < high:
+                    ranges.append(part[low - start : high - start])
+                    copies.append(self.tensor[low:high])
+            start += len(part)
+        return partial(torch._foreach_copy_, ranges, copies) if ranges else lambda: None
 
 
 def spec_of(name: str, param: torch.Tensor) -> TensorSpec:

@@ -28,6 +28,35 @@ class Multiplication:
         torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), self._has_found, self._factor)
 
 
+class OwnedNorms:
+    """Norms of the sums that a rank owns, of some messages after others.
+
+    Args:
+        owned: by message, the tensors that the rank owns.
+        slots: of all tensors, where the norms are computed.
+        order: of the norms.
+
+    Attributes:
+        table: float64. In the first row norms by tensor, in the second those of multiplied sums, see `both_norms`. Columns of
+            other ranks' tensors are zero.
+    """
+
+    def __init__(self, owned: Sequence[Sequence[int]], slots: Sequence[torch.Tensor], order: float) -> None:
+        device = slots[0].device
+        self._slots = [[slots[tensor] for tensor in tensors] for tensors in owned]
+        # on the device: the host would wait for it to copy each batch's
+        self._columns = [torch.tensor(tensors, dtype=torch.int64, device=device) for tensors in owned]
+        self._order = order
+        self.table = torch.zeros((2, len(slots)), dtype=torch.float64, device=device)
+
+    def compute(self, messages: Sequence[int], factor: float) -> None:
+        """Compute both norms of owned sums of `messages`, which are in their slots. Several threads may, of other messages."""
+        slots = [slot for message in messages for slot in self._slots[message]]
+        if slots:
+            columns = torch.cat([self._columns[message] for message in messages])
+            self.table.index_copy_(1, columns, both_norms(slots, self._order, factor))
+
+
 def both_norms(gradients: Sequence[torch.Tensor], order: float, factor: float) -> torch.Tensor:
     """Norms that `clip_grad_norm_` would take, as float64 and where the gradients are.
 

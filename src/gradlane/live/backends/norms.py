@@ -5,8 +5,9 @@ Owners cannot know the factor while the sums are on their way, but it is seldom 
 multiply their sums by the last factor, and tell a second norm and that factor. A rank uses a second norm only if all owners
 have told the factor of its own script.
 
-`NormsExchange` computes and sums norms when the host hears that first phases have ended; sums in a device's stream do so in
-that stream.
+`NormsExchange` computes norms when the host hears that first phases have ended, and sums them behind the last one. Sums in a
+device's stream do so in that stream. Norms are computed in batches, while other messages are on their way: those of 164 MiB
+take 15 ms on one core, and 50 with a factor (bench/notes/auto.md).
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from msgspec import UNSET
 from gradlane.core.backends import refuse_owners_beyond
 from gradlane.core.plan import Ownership, Plan
 from gradlane.live.backends.gradient_buffers import MessageBuffer
-from gradlane.live.backends.norm_kernels import both_norms
+from gradlane.live.backends.norm_kernels import OwnedNorms
 from gradlane.live.backends.process_groups import OnEnd
 from gradlane.live.backends.staged_norms import StagedNorms
 
 if TYPE_CHECKING:
     from gradlane.live.backends.base import OnDone
+
+_BATCH_BYTES = 4 << 20
+"""Of owned sums: one core takes 0.4 ms for their norms, beside which the host's calls do not matter."""
 
 
 class Norms:
@@ -37,7 +41,8 @@ class Norms:
     bits of norms that the script would compute. A sum of the ranks' norms brings them to all: only the owner adds another
     number than zero.
 
-    Threads: any thread calls `phase_ended` and `fill`, one at a time; the training thread calls the rest.
+    Threads: any thread calls `phase_ended` and `tell`, one at a time, and `compute`, for other messages at once. The training
+    thread calls the rest.
 
     Args:
         plan: whose tensors have owners.
@@ -52,7 +57,7 @@ class Norms:
         factor: of the second norms.
         next_factor: what the script has multiplied this iteration's gradients by before it took norms.
         are_there: whether the norms of all ranks have come; in a stream, whether that is queued.
-        owned: this rank's tensors.
+        owned: by message, this rank's tensors.
         order: as torch has it.
         staged: computes norms where the sums are in CPU memory and the gradients on a device; None elsewhere.
         threads: with how many threads of torch's this rank computes norms, those of the training thread at the beginning of
@@ -68,16 +73,15 @@ class Norms:
             for tensor, slot in zip(message.tensors, buffer.slots, strict=True)
         }
         self.order = owners.norm
-        self.owned = [tensor for tensor, owner in enumerate(owners.ranks) if owner == rank]
+        self.owned = [[tensor for tensor in message.tensors if owners.ranks[tensor] == rank] for message in plan.messages]
         self.staged: StagedNorms | None = None
-        self._dtypes = [slot_of[tensor].dtype for tensor in range(len(plan.tensors))]
-        self._slots = [slot_of[tensor] for tensor in self.owned]
-        self._messages = len(plan.messages)
-        device = buffers[0].tensor.device
-        self._rank, self._count = rank, len(plan.tensors)
-        self.memory = torch.empty(2 * self._count + world, dtype=torch.float64, device=device)
+        slots = [slot_of[tensor] for tensor in range(len(plan.tensors))]
+        self._dtypes = [slot.dtype for slot in slots]
+        self._owned_bytes = [sum(slots[tensor].nbytes for tensor in tensors) for tensors in self.owned]
+        self._own = OwnedNorms(self.owned, slots, self.order)
+        self._rank, self._count = rank, len(slots)
+        self.memory = torch.empty(2 * self._count + world, dtype=torch.float64, device=slots[0].device)
         self.factor = self.next_factor = 1.0
-        self._places = torch.tensor(self.owned, dtype=torch.int64, device=device)
         self.begin()
 
     def begin(self) -> None:
@@ -85,23 +89,33 @@ class Norms:
         self.threads = torch.get_num_threads()
         self.factor, self.next_factor = self.next_factor, 1.0
         self.are_there = False
-        self._missing = self._messages
+        self._missing = len(self.owned)
+        self._batch: list[int] = []
+        self._batch_bytes = 0
 
-    def phase_ended(self) -> bool:
-        """One more first phase has ended, or is queued in the stream of `fill`. Returns whether it was the last."""
-        self._missing -= 1
-        return not self._missing
+    def phase_ended(self, message: int) -> tuple[list[int], bool]:
+        """The first phase of `message` has ended, or is queued in the stream of `compute`.
 
-    def fill(self, computed: torch.Tensor | None = None) -> None:
-        """Put this rank's norms in the memory, and zeros for the others.
-
-        Args:
-            computed: both norms of the owned sums, see `both_norms`. None: compute them from the slots.
+        Returns:
+            The messages to `compute` norms of, if a batch of them is together, and whether this was the last first phase.
         """
+        self._missing -= 1
+        self._batch.append(message)
+        self._batch_bytes += self._owned_bytes[message]
+        batch: list[int] = []
+        if self._batch_bytes >= _BATCH_BYTES or not self._missing:
+            batch, self._batch, self._batch_bytes = self._batch, batch, 0
+        return batch, not self._missing
+
+    def compute(self, messages: Sequence[int]) -> None:
+        """Compute the norms of owned sums of `messages`, where the sums are."""
+        self._own.compute(messages, self.factor)
+
+    def tell(self) -> None:
+        """Put this rank's norms in the memory, and zeros for the others. All are computed."""
         self.memory.zero_()
-        if self.owned:
-            norms = both_norms(self._slots, self.order, self.factor) if computed is None else computed
-            self.memory[: 2 * self._count].view(2, -1).index_copy_(1, self._places, norms)
+        own = self._own.table if self.staged is None else self.staged.computed
+        self.memory[: 2 * self._count] = own.view(-1)
         self.memory[2 * self._count + self._rank] = self.factor
 
     def are_finite_by(self, factor: float) -> bool:
@@ -141,6 +155,9 @@ class NormsExchange:
     def __init__(self, norms: Norms, begin_sum: Callable[[torch.Tensor, OnEnd], None]) -> None:
         self.norms, self._begin_sum = norms, begin_sum
         self._lock = threading.Lock()
+        self._computing = 0  # batches
+        self._error: BaseException | None = None  # of a batch
+        self._then: OnEnd | None = None  # to be told of the norms, once the last first phase has ended
 
     def once_there(self, on_done: OnDone) -> OnDone:
         """What to call at the ends of first phases, to tell `on_done` of them; of the last one only when the norms are there.
@@ -149,39 +166,53 @@ class NormsExchange:
         """
 
         def ended(message: int, error: BaseException | None) -> None:
-            if error is None:
-                with self._lock:
-                    is_last = self.norms.phase_ended()
+            if error is not None:
+                on_done(message, error)
+                return
+            with self._lock:
+                batch, is_last = self.norms.phase_ended(message)
+                self._computing += bool(batch)
                 if is_last:
-                    self._compute(partial(on_done, message))
-                    return
-            on_done(message, error)
+                    self._then = partial(on_done, message)
+            if not is_last:
+                on_done(message, None)
+            if batch:
+                self._compute(batch)
 
         return ended
 
-    def _compute(self, then: OnEnd) -> None:
-        """Every owned sum is in its slot.
-
-        Args:
-            then: told of the end of the exchange, or of an error.
-        """
+    def _compute(self, batch: Sequence[int]) -> None:
         staged = self.norms.staged
         if staged is not None:
-            staged.compute(self.norms.factor, partial(self._sum, then))
+            staged.compute(batch, self.norms.factor, self._computed)
             return
         if torch.get_num_threads() != self.norms.threads:  # each thread has a number of its own, once it has computed anything
             torch.set_num_threads(self.norms.threads)
-        self._sum(then, None)
+        self._computed(_error_of(lambda: self.norms.compute(batch)))
+
+    def _computed(self, error: BaseException | None) -> None:
+        """A batch is computed, or there is an error: the norms are told when it was the last, after the last first phase."""
+        with self._lock:
+            self._computing -= 1
+            self._error = self._error or error
+            if self._computing or self._then is None:
+                return
+            then, self._then = self._then, None
+            error, self._error = self._error, None
+        staged = self.norms.staged
+        if staged is None or error is not None:
+            self._sum(then, error)
+        else:
+            staged.bring_down(partial(self._sum, then))
 
     def _sum(self, then: OnEnd, error: BaseException | None) -> None:
         """Sum this rank's norms and those of the others."""
-        staged = self.norms.staged
-        try:
-            if error is None:
-                self.norms.fill(None if staged is None else staged.computed)
-                self._begin_sum(self.norms.memory, partial(self._summed, then))
-        except Exception as raised:  # neither torch.distributed nor a thread would tell anybody of it
-            error = raised
+
+        def begin() -> None:
+            self.norms.tell()
+            self._begin_sum(self.norms.memory, partial(self._summed, then))
+
+        error = error or _error_of(begin)
         if error is not None:
             then(error)
 
@@ -197,10 +228,29 @@ class NormsExchange:
         then(error)
 
 
+def _error_of(call: Callable[[], object]) -> Exception | None:
+    """What `call` raises. Neither torch.distributed nor a thread would tell anybody of it."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
 def owners_of(plan: Plan) -> Ownership:
     """The owners of the plan's tensors, which it must have."""
     assert plan.owners is not UNSET
     return plan.owners
+
+
+def scatter_of_others(plan: Plan, index: int, buffer: MessageBuffer, rank: int, world: int) -> Callable[[], None]:
+    """What does `buffer.scatter` for sums of the other ranks, which a second phase brings.
+
+    This rank's own are in their slots since the first phase, where norms of them may be computed at that time.
+    """
+    lengths = part_lengths(plan, index, buffer, world)
+    first = sum(lengths[:rank])
+    return buffer.scattering((0, first), (first + lengths[rank], sum(lengths)))
 
 
 def part_lengths(plan: Plan, index: int, buffer: MessageBuffer, world: int) -> list[int]:

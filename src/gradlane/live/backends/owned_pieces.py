@@ -9,7 +9,7 @@ to put what it sends, so that packets which come early go straight to their plac
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ import torch
 
 from gradlane.core.plan import Plan, Wire
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
-from gradlane.live.backends.norms import Norms, NormsExchange, part_lengths
+from gradlane.live.backends.norms import Norms, NormsExchange, part_lengths, scatter_of_others
 from gradlane.live.backends.pieces import define
 from gradlane.live.backends.process_groups import OnEnd
 from gradlane.transport import Node
@@ -31,13 +31,14 @@ class _Phase:
     """One of the two phases of a message, or the only one.
 
     Attributes:
+        scatter: brings its sums into their slots.
         starts: the tensors that this rank hands over when the phase begins.
         listens: those that other ranks send.
         missing: how many of both have not ended in this iteration.
         on_done: to be told of the end; None before the phase begins and after its end.
     """
 
-    buffer: MessageBuffer
+    scatter: Callable[[], None]
     starts: list[int] = field(default_factory=list)
     listens: list[int] = field(default_factory=list)
     missing: int = 0
@@ -64,8 +65,12 @@ class OwnedPieces:
         self.norms = Norms(plan, buffers, self._rank, self._world)
         self._exchange = NormsExchange(self.norms, self._sum_norms)
         self._lock = threading.Lock()
-        self._first = [_Phase(buffer) for buffer in buffers]
-        self._second = {index: _Phase(buffers[index]) for index in plan.second_phases}
+        self._buffers = buffers
+        self._first = [_Phase(buffer.scatter) for buffer in buffers]
+        self._second = {
+            index: _Phase(scatter_of_others(plan, index, buffers[index], self._rank, self._world))
+            for index in plan.second_phases
+        }
         self._phase_of: dict[int, tuple[int, _Phase]] = {}
         self.end = first
         for index, buffer in enumerate(buffers):
@@ -111,7 +116,7 @@ class OwnedPieces:
     def start(self, message: int, on_done: OnDone, on_sent: OnSent) -> None:
         """Begin the first phase of `message`, or its only one."""
         phase = self._first[message]
-        phase.buffer.gather()
+        self._buffers[message].gather()
         phase.on_done = self._exchange.once_there(on_done)
         for tensor in phase.starts:
             self._node.push(tensor)
@@ -123,7 +128,7 @@ class OwnedPieces:
             has_ended = not phase.missing
             phase.on_done = None if has_ended else on_done
         if has_ended:
-            phase.buffer.scatter()
+            phase.scatter()
         for tensor in phase.starts:
             self._node.push(tensor)
         return has_ended
@@ -140,7 +145,7 @@ class OwnedPieces:
             if on_done is not None:
                 phase.on_done = None
         if on_done is not None:
-            phase.buffer.scatter()  # of a first phase the own sums; what others own comes again in the second
+            phase.scatter()  # of a first phase the own sums; what others own comes again in the second
             on_done(message, None)
 
     def failed(self, error: BaseException) -> None:

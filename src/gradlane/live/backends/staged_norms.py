@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gradlane.live.backends.norm_kernels import both_norms
+from gradlane.live.backends.norm_kernels import OwnedNorms
 from gradlane.live.backends.process_groups import OnEnd
 from gradlane.live.backends.staging import Staging
 from gradlane.live.backends.streams import Streams
@@ -22,30 +22,32 @@ class StagedNorms:
     Args:
         staging: of the session.
         streams: of the device.
-        owned: the tensors whose sums this rank has.
+        owned: by message, the tensors whose sums this rank has.
         order: of the norms.
         memory: what all ranks tell, in CPU memory, see `Norms`.
 
     Attributes:
-        computed: both norms of the owned sums, in CPU memory.
+        computed: both norms of the owned sums, in CPU memory, as in `OwnedNorms.table`.
         told: as `memory`, on the device.
     """
 
-    def __init__(self, staging: Staging, streams: Streams, owned: Sequence[int], order: float, memory: torch.Tensor) -> None:
-        self._staging, self._owned, self._order = staging, owned, order
-        self.computed = streams.host_memory(torch.empty((2, len(owned)), dtype=torch.float64, device="meta"))
+    def __init__(
+        self, staging: Staging, streams: Streams, owned: Sequence[Sequence[int]], order: float, memory: torch.Tensor
+    ) -> None:
+        self._staging, self._owned = staging, owned
+        self._norms = OwnedNorms(owned, staging.slots, order)
+        self.computed = streams.host_memory(self._norms.table.to("meta"))
         self._leaving = streams.host_memory(memory.to("meta"))
         self.told = torch.zeros_like(memory, device=staging.device)
 
-    def compute(self, factor: float, then: OnEnd) -> None:
-        """Compute both norms of the owned sums, which the mirror has; then call `then`. Any thread."""
+    def compute(self, messages: Sequence[int], factor: float, then: OnEnd) -> None:
+        """Compute both norms of the owned sums of `messages`, which the mirror has; then call `then`. Any thread."""
+        owned = [tensor for message in messages for tensor in self._owned[message]]
+        self._staging.run_above(owned, lambda: self._norms.compute(messages, factor), then)
 
-        def work() -> None:
-            if self._owned:
-                sums = [self._staging.slot(tensor) for tensor in self._owned]
-                self.computed.copy_(both_norms(sums, self._order, factor), non_blocking=True)
-
-        self._staging.run_above(self._owned, work, then)
+    def bring_down(self, then: OnEnd) -> None:
+        """Copy what was computed to `computed`; then call `then`. Any thread."""
+        self._staging.run_above((), lambda: self.computed.copy_(self._norms.table, non_blocking=True), then)
 
     def bring_up(self, norms: torch.Tensor, then: OnEnd) -> None:
         """Copy what all ranks tell to the device; then call `then`. Any thread."""

@@ -139,9 +139,10 @@ class Staging:
 
         self.then(begin)
 
-    def slot(self, tensor: int) -> torch.Tensor:
-        """The slot of `tensor` on the device."""
-        return self._slots.slots[tensor]
+    @property
+    def slots(self) -> Sequence[torch.Tensor]:
+        """Those of all tensors, on the device."""
+        return self._slots.slots
 
     @property
     def device(self) -> torch.device:
