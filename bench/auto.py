@@ -35,7 +35,7 @@ from msgspec import UNSET
 
 from bench.auto_varying import Counted
 from gradlane import lab, zoo
-from gradlane.compare.arms import BASELINE, ArmSpec
+from gradlane.compare.arms import BASELINE, ArmSpec, file_of
 from gradlane.compare.records import Cell
 from gradlane.compare.runner import Trial, at_ratio, run_all
 from gradlane.core import files
@@ -114,7 +114,7 @@ def _row(trial: Trial, cells: tuple[Cell, ...], ratio: float, backend: _Backend,
     others = [by_arm[arm.name] for arm in trial.arms if backend in (arm.backend, ANY) and arm.policy != AUTO]
     best = min((cell for cell in others if cell.final_step_ns), key=_final_ns)
     named = [by_arm[arm.name] for arm in trial.arms if arm.policy == AUTO and backend == ANY != arm.backend]
-    plans = [files.read(folder / f"plan-{cell.arm}-rank0.json", Plan) for cell in (auto, best)]
+    plans = [files.read(folder / file_of("plan", cell.arm, 0), Plan) for cell in (auto, best)]
 
     def longer(than: Cell) -> float:
         return Speedup.of(*(turn_times(cell.final_step_ns, trial.finals) for cell in (auto, than))).ratio

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradlane.compare.arms import BASELINE
+from gradlane.compare.arms import BASELINE, file_of
 from gradlane.compare.records import Comparison
 from gradlane.core import files
 from gradlane.core.plan import Plan
@@ -32,8 +32,8 @@ def picture(folder: Path, arms: Sequence[str]) -> str:
     profile = files.read(folder / "profile-rank0.json", Profile)
     rows = []
     for arm in arms:
-        plan = files.read(folder / f"plan-{arm}-rank0.json", Plan)
-        timeline = files.read(folder / f"timeline-{arm}-rank0.json", Timeline)
+        plan = files.read(folder / file_of("plan", arm, 0), Plan)
+        timeline = files.read(folder / file_of("timeline", arm, 0), Timeline)
         step_ns = results[arm].median_ns
         # one more than is shown: what an iteration leaves for the next is drawn too
         drawn = draw(plan, [timeline], typical_iterations([timeline], step_ns, SHOWN + 1))

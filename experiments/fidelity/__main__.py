@@ -19,7 +19,7 @@ from experiments.fidelity.anatomy import Anatomy, dissect
 from experiments.fidelity.page import page
 from experiments.fidelity.results import Results, TrialResult, backend_of, policy_of, read, spread, write
 from gradlane import zoo
-from gradlane.compare.arms import BASELINE, ArmSpec
+from gradlane.compare.arms import BASELINE, ArmSpec, file_of
 from gradlane.compare.records import hosts_text
 from gradlane.compare.runner import Trial, at_ratio, cells_of, predicted, run_all
 from gradlane.core import files
@@ -130,7 +130,7 @@ def _anatomies(trial: Trial, folder: Path) -> dict[str, Anatomy]:
     anatomies = {}
     for name, plan, _, outcome in predicted(trial, folder):
         if name != BASELINE:
-            live = files.read(folder / f"timeline-{name}-rank0.json", Timeline)
+            live = files.read(folder / file_of("timeline", name, 0), Timeline)
             anatomy = dissect(plan, live, outcome.timeline())
             if anatomy is not None:
                 anatomies[name] = anatomy

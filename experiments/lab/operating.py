@@ -14,7 +14,7 @@ import msgspec
 
 from experiments.lab.results import Measured
 from gradlane import lab
-from gradlane.compare.arms import ALONE, ArmSpec, measured_place
+from gradlane.compare.arms import ALONE, ArmSpec, file_of, measured_place
 from gradlane.compare.processes import run_on_lab
 from gradlane.compare.runner import train_in_turns
 from gradlane.core import files
@@ -156,8 +156,8 @@ def cells(point: Point, out: Path, *, simulates: bool = True) -> dict[str, Cell]
     alone_ns = round(statistics.median(measured[ALONE]["step_ns"]))
     found = {}
     for arm in point.arms:
-        plan = files.read(folder / f"plan-{arm.name}-rank0.json", Plan)
-        timeline = files.read(folder / f"timeline-{arm.name}-rank0.json", Timeline)
+        plan = files.read(folder / file_of("plan", arm.name, 0), Plan)
+        timeline = files.read(folder / file_of("timeline", arm.name, 0), Timeline)
         simulated = _simulated(point, arm, plan, measured_place(folder, arm.name, arm, plan), alone_ns) if simulates else None
         found[arm.name] = Cell(measured[arm.name]["step_ns"], plan, timeline, alone_ns, simulated)
     return found

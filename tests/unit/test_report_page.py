@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gradlane import policies, zoo
 from gradlane.cli import reports
-from gradlane.compare.arms import ArmSpec
+from gradlane.compare.arms import ArmSpec, file_of
 from gradlane.compare.records import Cell, Comparison, Result, Sweep
 from gradlane.compare.runner import Trial
 from gradlane.core import files
@@ -369,7 +369,7 @@ def test_the_files_of_a_comparison_are_those_that_it_writes_and_no_others(tmp_pa
     written = of_names(
         tmp_path,
         "comparison.json sweep.json config.json links.jsonl timeline.json report.html rank-0.json rank-2.json "
-        "profile-rank2.json timeline-p3:slice_bytes=1-rank2.json plan-auto@any-rank0.json network-auto@any-rank1.json "
+        "profile-rank2.json timeline-p3,slice_bytes=1-rank2.json plan-auto@any-rank0.json network-auto@any-rank1.json "
         "network-all-reduce-rank1.json network-server-2-rank0.json search-auto@any.json timeline-torch-ddp-rank0.json",
     )
     of_names(
@@ -379,6 +379,14 @@ def test_the_files_of_a_comparison_are_those_that_it_writes_and_no_others(tmp_pa
     )
     arms = [ArmSpec("p3", label="p3:slice_bytes=1"), ArmSpec("auto", "any"), ArmSpec("mercury", "server", servers=2)]
     assert set(files_of_run(tmp_path, arms)) == written
+
+
+def test_a_file_of_any_policy_has_a_name_of_its_own_that_every_file_system_takes() -> None:
+    names = ["p3", "p3:slice_bytes=1MiB", "p3,slice_bytes=1MiB", "p3%3Aslice_bytes=1MiB", "auto@any", "../x", "a\\b", 'a*?"<>|']
+    found = [file_of("plan", name, 0) for name in names]
+    assert found[:2] == ["plan-p3-rank0.json", "plan-p3,slice_bytes=1MiB-rank0.json"]
+    assert len({*found}) == len(names)
+    assert not {*'<>:"/\\|?*'} & {*"".join(found)}
 
 
 def test_a_job_without_a_whole_step_says_so(tmp_path: Path) -> None:

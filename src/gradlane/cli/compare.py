@@ -31,7 +31,7 @@ from gradlane.cli.inputs.types import (
     whole_number,
 )
 from gradlane.cli.terminal import console
-from gradlane.compare.arms import ArmSpec
+from gradlane.compare.arms import ArmSpec, file_of
 from gradlane.compare.evaluation import evaluate
 from gradlane.compare.memory import DEMONSTRATION_BYTES, comparing_bytes
 from gradlane.compare.processes import need_no_job, need_torch, run_on_ranks
@@ -294,10 +294,10 @@ def _trace(folder: Path, names: Sequence[str], ranks: int, iterations: str) -> b
     """Some iterations of all arms and ranks, for Perfetto."""
     timelines, plans, labels = [], [], []
     for name in names:
-        of_ranks = [files.read(folder / f"timeline-{name}-rank{rank}.json", Timeline) for rank in range(ranks)]
+        of_ranks = [files.read(folder / file_of("timeline", name, rank), Timeline) for rank in range(ranks)]
         chosen = _chosen(iterations, of_ranks)
         timelines += of_ranks if chosen is None else [timeline.during(chosen) for timeline in of_ranks]
-        plans += [files.read(folder / f"plan-{name}-rank{rank}.json", Plan) for rank in range(ranks)]
+        plans += [files.read(folder / file_of("plan", name, rank), Plan) for rank in range(ranks)]
         labels += [name] * ranks
     layers = [layer.name for layer in files.read(folder / "profile-rank0.json", Profile).layers]
     return chrome_trace(timelines, plans, labels, layers=layers, shared_clock=True, links=read_links(folder / LINKS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET
@@ -47,6 +48,25 @@ class ArmSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.backend}-{self.servers}" if self.servers else self.backend
 
 
+def in_file(arm: str) -> str:
+    """An arm's name as a part of a file's name, a different one for each: "p3,slice_bytes=1MiB" for "p3:slice_bytes=1MiB".
+
+    A user's own policy may have any name, and some file systems refuse ":" and other characters.
+    """
+    return quote(arm, safe="@=").replace("%3A", ",")
+
+
+def file_of(what: str, arm: str, rank: int | None = None) -> str:
+    """Name of the file with one thing of an arm, in a run's folder.
+
+    Args:
+        what: "plan", "timeline", "network" or "search".
+        arm: the arm's name.
+        rank: whose it is; None: there is one for all.
+    """
+    return f"{what}-{in_file(arm)}" + ("" if rank is None else f"-rank{rank}") + ".json"
+
+
 def measured_place(folder: Path, arm: str, spec: ArmSpec, plan: Plan) -> Place:
     """Where an arm's plan ran, with the network as rank 0 of the run measured it.
 
@@ -62,6 +82,6 @@ def measured_place(folder: Path, arm: str, spec: ArmSpec, plan: Plan) -> Place:
     backend = spec.backend
     if backend == ANY:
         backend = "all-reduce" if plan.backend is UNSET else plan.backend
-    own = folder / f"network-{arm}-rank0.json"
-    network = files.read(own if own.exists() else folder / f"network-{spec.place}-rank0.json", Network)
+    own = folder / file_of("network", arm, 0)
+    network = files.read(own if own.exists() else folder / file_of("network", spec.place, 0), Network)
     return Place(network, backend, spec.servers)

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gradlane import lab
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, file_of, measured_place
 from gradlane.compare.memory import comparing_bytes, need_memory
 from gradlane.compare.processes import python_module, run_on_lab, run_on_loopback
 from gradlane.compare.records import Cell, hosts_text
@@ -225,7 +225,7 @@ def predicted(trial: Trial, folder: Path) -> Iterator[tuple[str, Plan, Place, Ou
     for name in measured:
         if name == ALONE:
             continue
-        plan = files.read(folder / f"plan-{name}-rank0.json", Plan)
+        plan = files.read(folder / file_of("plan", name, 0), Plan)
         place = measured_place(folder, name, _spec(trial, name), plan)
         if name == BASELINE:
             plan = make_plan(get("ddp"), profile, place)

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, file_of
 from gradlane.compare.demo import Digits, DigitsNet
 from gradlane.compare.stock_ddp import StockDdp
 from gradlane.core import files
@@ -279,7 +279,7 @@ def compare(config: Config, say: Callable[[str], None]) -> Outcome:
     _leave_baseline(arms[0], Path(config.out))
     maker.close()
     for over, network in maker.networks.items():
-        files.write(Path(config.out, f"network-{over}-rank{rank}.json"), network)
+        files.write(Path(config.out, file_of("network", over, rank)), network)
     return Outcome(
         rank=rank,
         model=maker.described,
@@ -388,14 +388,14 @@ def _leave(arms: list[Arm], ddp: Arm, loss_step: int, out: Path) -> dict[str, Ar
         equal = all(torch.equal(a, b) for a, b in zip(ddp.bits(), arm.bits(), strict=True))
         messages = 0
         if arm.session is not None:
-            files.write(out / f"timeline-{arm.name}-rank{rank}.json", arm.session.timeline())
-            files.write(out / f"plan-{arm.name}-rank{rank}.json", arm.session.plan)
+            files.write(out / file_of("timeline", arm.name, rank), arm.session.timeline())
+            files.write(out / file_of("plan", arm.name, rank), arm.session.plan)
             files.write(out / f"profile-rank{rank}.json", arm.session.profile())
             if arm.spec is not None and arm.spec.backend == ANY:
-                files.write(out / f"network-{arm.name}-rank{rank}.json", arm.session.network)
+                files.write(out / file_of("network", arm.name, rank), arm.session.network)
             messages = len(arm.session.plan.messages)
             if arm.session.auto is not None:
-                files.write(out / f"search-{arm.name}.json", arm.session.auto)
+                files.write(out / file_of("search", arm.name), arm.session.auto)
             arm.session.close()
         card_bytes = round(median(arm.card_bytes)) if arm.card_bytes else None
         outcomes[arm.name] = ArmOutcome(
@@ -409,8 +409,8 @@ def _leave_baseline(arm: Arm, out: Path) -> None:
     assert isinstance(arm.call, nn.parallel.DistributedDataParallel)
     watched = StockDdp(arm.call, arm.optimizer, lambda: arm.load.loss(arm.call))
     plan, timeline = watched.watch(type(arm.model).__name__, WATCHED_STEPS)
-    files.write(out / f"plan-{arm.name}-rank{timeline.rank}.json", plan)
-    files.write(out / f"timeline-{arm.name}-rank{timeline.rank}.json", timeline)
+    files.write(out / file_of("plan", arm.name, timeline.rank), plan)
+    files.write(out / file_of("timeline", arm.name, timeline.rank), timeline)
 
 
 @contextlib.contextmanager

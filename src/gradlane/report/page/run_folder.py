@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, measured_place
+from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, file_of, in_file, measured_place
 from gradlane.compare.evaluation import answer, trial_remarks
 from gradlane.compare.records import Cell, Comparison, Sweep, hosts_text
 from gradlane.core import files
@@ -79,7 +79,7 @@ def files_of_run(folder: Path, arms: Sequence[ArmSpec]) -> list[Path]:
         folder: what `gradlane compare --out` was given.
         arms: but torch DDP's.
     """
-    names = _one_of([BASELINE, *(arm.name for arm in arms)])
+    names = _one_of([BASELINE, *(in_file(arm.name) for arm in arms)])
     places = _one_of([ArmSpec("ddp").place, *(arm.place for arm in arms)])
     of_ranks = f"rank-|profile-rank|(timeline|plan|network)-{names}-rank|network-{places}-rank"
     once = _one_of([COMPARISON, SWEEP, CONFIG, LINKS, TRACE, REPORT])
@@ -174,9 +174,9 @@ class _Run:
         """
         steps = [step / 1e6 for step in step_ns]
         each = max(1, len(steps) // turns)
-        timelines = [files.read(path, Timeline) for path in self._by_rank(f"timeline-{name}")]
-        plan, timelines = with_plan(self._folder / f"plan-{name}-rank0.json", timelines)
-        searches = self._folder / f"search-{name}.json"
+        timelines = [files.read(path, Timeline) for path in self._by_rank("timeline", name)]
+        plan, timelines = with_plan(self._folder / file_of("plan", name, 0), timelines)
+        searches = self._folder / file_of("search", name)
         return facts.ArmFacts(
             name=name,
             turns_ms=[steps[at : at + each] for at in range(0, len(steps), each)],
@@ -190,9 +190,9 @@ class _Run:
             **told,
         )
 
-    def _by_rank(self, name: str) -> Iterator[Path]:
+    def _by_rank(self, what: str, arm: str) -> Iterator[Path]:
         """One file for each rank. That of rank 0 has to be there."""
-        found = (self._folder / f"{name}-rank{rank}.json" for rank in itertools.count())
+        found = (self._folder / file_of(what, arm, rank) for rank in itertools.count())
         yield next(found)
         yield from itertools.takewhile(Path.exists, found)
 
