@@ -383,6 +383,15 @@ def test_a_folder_of_a_comparison_that_is_not_utf_8_is_refused_in_one_line(tmp_p
     assert not out.exists()
 
 
+@pytest.mark.parametrize("options", ["--loopback --hosts 900000", "--hosts 900000", "vgg16 --hosts 2,900000"])
+def test_a_comparison_that_this_machine_cannot_run_leaves_what_an_earlier_one_left(tmp_path: Path, options: str) -> None:
+    kept = [tmp_path / name for name in ("comparison.json", "sweep.json", "plan-torch-ddp-rank0.json")]
+    for path in kept:
+        path.write_text("of an earlier run")
+    assert "expected" in invoke("compare", *options.split(), "--out", tmp_path, code=2)
+    assert all(path.exists() for path in kept)
+
+
 def test_a_lab_that_is_written_is_named_and_takes_no_command(tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
     assert invoke("lab", "--hosts", 3, "--write", path) == f"wrote {path}\n"

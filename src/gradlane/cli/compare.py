@@ -34,9 +34,9 @@ from gradlane.cli.terminal import console
 from gradlane.compare.arms import ArmSpec, file_of
 from gradlane.compare.evaluation import evaluate
 from gradlane.compare.memory import DEMONSTRATION_BYTES, comparing_bytes
-from gradlane.compare.processes import need_no_job, need_torch, run_on_ranks
+from gradlane.compare.processes import RankHosts, need_no_job, need_torch
 from gradlane.compare.records import Sweep
-from gradlane.compare.runner import Trial, run_all
+from gradlane.compare.runner import Trial, need_room, run_all
 from gradlane.core import files
 from gradlane.core.backends import BACKENDS
 from gradlane.core.fields import need
@@ -186,17 +186,22 @@ def command(
     profiles = [Computing().read(model, argument="MODEL") for model in models]
     need_no_job("compare")
     need_torch("compare")
+    trials = [
+        Trial(profile, count, rate, scale, loopback, arms, ranks_per_host=ranks_per_host, **options)
+        for profile in profiles for count in counts for rate in rates
+    ]  # fmt: skip
+    ranks = RankHosts(counts[0], rates[0], loopback, ranks_per_host, comparing_bytes(DEMONSTRATION_BYTES, len(arms)))
     if out is not None:
         told("--out", out)
         make_folder("--out", out)
+        if trials:
+            need_room(trials, out)
+        else:
+            ranks.check()
         remove_files("--out", files_of_run(out, arms), models)
     with scratch_folder() as scratch:
         folder = out or Path(scratch)
-        if profiles:
-            trials = [
-                Trial(profile, count, rate, scale, loopback, arms, ranks_per_host=ranks_per_host, **options)
-                for profile in profiles for count in counts for rate in rates
-            ]  # fmt: skip
+        if trials:
             sweep = Sweep(reports.command_line(), reports.machine(), run_all(trials, folder, _say))
             with files.writing(folder / SWEEP):
                 files.write_bytes(folder / SWEEP, sweep.to_json())
@@ -211,10 +216,7 @@ def command(
         timeout_s = options.pop("timeout")
         path = folder / CONFIG
         path.write_bytes(msgspec.json.encode({"out": str(folder), "arms": arms, "timeout_s": timeout_s, **options}))
-        rank_bytes = comparing_bytes(DEMONSTRATION_BYTES, len(arms))
-        exit_code = run_on_ranks(
-            "gradlane.compare.worker", [str(path)], counts[0], rates[0], loopback, folder / LINKS, ranks_per_host, rank_bytes
-        )
+        exit_code = ranks.run("gradlane.compare.worker", [str(path)], folder / LINKS)
         if exit_code:
             raise RunError.of("the comparison", exit_code)
         first = msgspec.json.decode((folder / "rank-0.json").read_bytes())
@@ -226,8 +228,7 @@ def command(
             link_bits_per_second=rates[0],
             ranks_per_host=ranks_per_host,
         )
-        ranks = counts[0] * ranks_per_host
-        trace = _trace(folder, [arm.name for arm in arms], ranks, iterations)
+        trace = _trace(folder, [arm.name for arm in arms], counts[0] * ranks_per_host, iterations)
         for name, content in ((COMPARISON, comparison.to_json()), (TRACE, trace)):
             with files.writing(folder / name):
                 files.write_bytes(folder / name, content)

@@ -15,7 +15,7 @@ from gradlane.cli.inputs.topology import link_rate
 from gradlane.cli.inputs.types import CLASSES, OUT_FILE, RANKS, RANKS_PER_HOST, SECONDS, Choice, whole_number
 from gradlane.cli.priority import probe as probe_priority
 from gradlane.cli.terminal import console, print_table
-from gradlane.compare.processes import need_no_job, need_torch, run_on_ranks
+from gradlane.compare.processes import RankHosts, need_no_job, need_torch
 from gradlane.core import files
 from gradlane.core.backends import ALGORITHMS, HIERARCHICAL_PAYS, Algorithm
 from gradlane.core.bus import Stage
@@ -93,14 +93,8 @@ def command(
     need_no_job("probe")
     need_torch("probe")
     with scratch_folder() as scratch:
-        exit_code = run_on_ranks(
-            "gradlane.live.backends.probe_job",
-            [scratch, str(seconds)],
-            hosts,
-            link_rate(link),
-            link is None,
-            ranks_per_host=ranks_per_host,
-        )
+        ranks = RankHosts(hosts, link_rate(link), link is None, ranks_per_host)
+        exit_code = ranks.run("gradlane.live.backends.probe_job", [scratch, str(seconds)])
         if exit_code:
             raise RunError.of("the probe", exit_code)
         timed = msgspec.json.decode(Path(scratch, "timed.json").read_bytes(), type=_Timed)

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from gradlane import lab
@@ -129,6 +130,23 @@ def run_on_loopback(
     return run_quietly([*torchrun_here(ranks), *arguments], {**os.environ, **(environment or {})})
 
 
+def need_lab(spec: lab.LabSpec, rank_bytes: int = RANK_BYTES) -> None:
+    """Refuse a lab that this machine cannot hold.
+
+    Args:
+        spec: the lab.
+        rank_bytes: memory that each rank and server needs at least.
+
+    Raises:
+        InputError: this machine has not the memory.
+        LabError: this machine cannot run a lab.
+    """
+    need_memory("ranks", sum(len(job.workers) + len(job.servers) for job in spec.all_jobs), rank_bytes)
+    reason = lab.supported()
+    if reason is not None:
+        raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
+
+
 def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None = None, rank_bytes: int = RANK_BYTES) -> int:
     """Run `command` on the hosts of `spec`; returns the exit code.
 
@@ -142,38 +160,58 @@ def run_on_lab(spec: lab.LabSpec, command: Sequence[str], samples: Path | None =
         LabError: this machine cannot run a lab.
         KeyboardInterrupt: Ctrl-C; all ranks have ended.
     """
-    need_memory("ranks", sum(len(job.workers) + len(job.servers) for job in spec.all_jobs), rank_bytes)
-    reason = lab.supported()
-    if reason is not None:
-        raise LabError(f"no lab can be made here: {reason}; --loopback runs the same without emulated links")
+    need_lab(spec, rank_bytes)
     return lab.run(spec, list(command), samples=samples, hears_interrupt=False)
 
 
-def run_on_ranks(
-    module: str,
-    arguments: Sequence[str],
-    hosts: int,
-    link_bits_per_second: int | None,
-    loopback: bool,
-    samples: Path | None = None,
-    ranks_per_host: int = 1,
-    rank_bytes: int = RANK_BYTES,
-) -> int:
-    """Run `python -m module arguments` on `hosts` hosts; returns the exit code.
+@dataclass(frozen=True)
+class RankHosts:
+    """Hosts that ranks run on: those of a lab, or this one's loopback.
 
-    Args:
-        module, arguments, hosts, ranks_per_host: what to run, and where.
+    Attributes:
+        hosts, ranks_per_host: how many.
         link_bits_per_second: rate of the lab's links; None: not shaped.
-        loopback: run on loopback, without a lab.
-        samples: file for samples of the links.
+        loopback: all ranks are on loopback, without a lab.
         rank_bytes: memory that each rank needs at least.
-
-    Raises:
-        InputError: this machine has not the memory.
-        LabError: this machine cannot run a lab.
     """
-    command = python_module(module, arguments)
-    if loopback:
-        return run_on_loopback(command[1:], hosts * ranks_per_host, rank_bytes=rank_bytes)
-    spec = lab.LabSpec(hosts, link_bits_per_second, ranks_per_host=ranks_per_host)
-    return run_on_lab(spec, command, samples, rank_bytes)
+
+    hosts: int
+    link_bits_per_second: int | None
+    loopback: bool
+    ranks_per_host: int = 1
+    rank_bytes: int = RANK_BYTES
+
+    def check(self) -> None:
+        """Refuse to run ranks that this machine cannot hold.
+
+        Raises:
+            InputError: there are more hosts than a lab has, or this machine has not the memory.
+            LabError: this machine cannot run a lab.
+        """
+        if not self.loopback:
+            need_lab(self._spec, self.rank_bytes)
+        else:
+            need_memory("ranks", self._ranks, self.rank_bytes)
+
+    def run(self, module: str, arguments: Sequence[str], samples: Path | None = None) -> int:
+        """Run `python -m module arguments` on each rank; returns the exit code.
+
+        Args:
+            module, arguments: what to run.
+            samples: file for samples of the links.
+
+        Raises:
+            InputError, LabError: as `check`.
+        """
+        command = python_module(module, arguments)
+        if self.loopback:
+            return run_on_loopback(command[1:], self._ranks, rank_bytes=self.rank_bytes)
+        return run_on_lab(self._spec, command, samples, self.rank_bytes)
+
+    @property
+    def _ranks(self) -> int:
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def _spec(self) -> lab.LabSpec:
+        return lab.LabSpec(self.hosts, self.link_bits_per_second, ranks_per_host=self.ranks_per_host)

@@ -18,7 +18,7 @@ from msgspec import UNSET, UnsetType
 from gradlane import lab
 from gradlane.compare.arms import ALONE, BASELINE, ArmSpec, file_of, measured_place
 from gradlane.compare.memory import comparing_bytes, need_memory
-from gradlane.compare.processes import python_module, run_on_lab, run_on_loopback
+from gradlane.compare.processes import need_lab, python_module, run_on_lab, run_on_loopback
 from gradlane.compare.records import Cell, hosts_text
 from gradlane.core import files
 from gradlane.core.bus import Bus
@@ -85,6 +85,22 @@ class Trial:
         """Memory that a rank needs at least."""
         return comparing_bytes(self.profile.scaled(self.scale).size_bytes, len(self.arms))
 
+    @property
+    def lab_spec(self) -> lab.LabSpec:
+        """The lab that it runs in, without `loopback`.
+
+        Raises:
+            InputError: it has more hosts than a lab.
+        """
+        servers = range(self.hosts, self.hosts + self.servers)
+        return lab.LabSpec(
+            hosts=servers.stop,
+            link_bits_per_second=self.link_bits_per_second,
+            unlike=self.unlike,
+            jobs=(lab.JobSpec(ranks_on(self.hosts, self.ranks_per_host), tuple(servers)),),
+            scale=self.scale,
+        )
+
     def __str__(self) -> str:
         rate = "loopback" if self.loopback else "links as they are"
         if self.link_bits_per_second is not None:
@@ -112,15 +128,27 @@ def at_ratio(profile: Profile, ratio: float, compute_ms: float, megabytes: float
     return profile, bits, float(f"{megabytes * 1e6 / profile.size_bytes:.3g}")
 
 
-def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -> tuple[Cell, ...]:
-    """The cells of all trials, in order; trials with an outcome in `folder` are not run again.
+def need_room(trials: Sequence[Trial], folder: Path) -> None:
+    """Refuse trials that this machine cannot run; those with an outcome in `folder` are not run again.
 
     Raises:
-        InputError: this machine has not the memory for one of them; none was started.
+        InputError: one has more hosts than a lab, or this machine has not the memory for it.
+        LabError: one needs a lab, and this machine cannot run it.
     """
     for trial in trials:
         if not (folder / trial.key / "rank-0.json").exists():
             need_memory(str(trial), trial.processes, trial.rank_bytes)
+            if not trial.loopback:
+                need_lab(trial.lab_spec, trial.rank_bytes)
+
+
+def run_all(trials: Sequence[Trial], folder: Path, say: Callable[[str], None]) -> tuple[Cell, ...]:
+    """The cells of all trials, in order; trials with an outcome in `folder` are not run again.
+
+    Raises:
+        InputError, LabError: as `need_room`; none was started.
+    """
+    need_room(trials, folder)
     cells: list[Cell] = []
     for place, trial in enumerate(trials):
         own = folder / trial.key
@@ -136,16 +164,7 @@ def _run(trial: Trial, folder: Path) -> None:
     def start(command: list[str]) -> int:
         if trial.loopback:
             return run_on_loopback(command[1:], trial.hosts * trial.ranks_per_host, {"GRADLANE_LAB_SCALE": str(trial.scale)})
-        workers = ranks_on(trial.hosts, trial.ranks_per_host)
-        servers = range(trial.hosts, trial.hosts + trial.servers)
-        spec = lab.LabSpec(
-            hosts=servers.stop,
-            link_bits_per_second=trial.link_bits_per_second,
-            unlike=trial.unlike,
-            jobs=(lab.JobSpec(workers, tuple(servers)),),
-            scale=trial.scale,
-        )
-        return run_on_lab(spec, command)
+        return run_on_lab(trial.lab_spec, command)
 
     how = {"rounds": trial.rounds, "steps": trial.steps, "timeout_s": trial.timeout, "finals": trial.finals}
     exit_code = train_in_turns(trial.profile, trial.arms, folder, start, clip_norm=trial.clip_norm, **how)
