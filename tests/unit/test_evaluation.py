@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.console import Console
 
 from gradlane.compare.arms import ALONE, BASELINE
@@ -178,6 +179,17 @@ def test_a_sweep_marks_what_is_below_the_simulated_bound_and_tells_of_disturbed_
     ]
     text = io.StringIO()
     render_sweep(Sweep("c", "m", cells), Console(width=300, file=text))
+    assert "vgg16, 2 hosts, 1 Gbit/s links" in text.getvalue()
     assert "1.97 !*" in text.getvalue()
     assert all(line in text.getvalue() for line in lines)
     assert "1.50  1.50..1.50" in text.getvalue()
+
+
+def test_two_profiles_of_one_name_are_two_trials_that_are_told_apart():
+    arms = (cell(BASELINE, [600], [600]), cell("p3", [500], [600]))
+    sweep = Sweep("c", "m", tuple(structs.replace(arm, folder=folder) for folder in ("vgg16-a", "vgg16-b") for arm in arms))
+    assert [[arm.folder for arm in trial] for trial in sweep.trials] == [["vgg16-a"] * 2, ["vgg16-b"] * 2]
+    text = io.StringIO()
+    render_sweep(sweep, Console(width=300, file=text))
+    assert all(f"vgg16 ({folder}), 2 hosts" in text.getvalue() for folder in ("vgg16-a", "vgg16-b"))
+    assert "in 2 of 2 trials" in text.getvalue()

@@ -164,6 +164,11 @@ class Cell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need(is_plain, "folder", self.folder, "the name of a folder beside the file")
 
     @property
+    def setting(self) -> tuple[str, int, int, int | None, float]:
+        """What a trial is of, as people read it."""
+        return self.model, self.hosts, self.ranks_per_host, self.link_bits_per_second, self.scale
+
+    @property
     def beats_bound(self) -> bool:
         """Whether the median step is shorter than any schedule permits, by what the run measured."""
         return self.median_ns < self.bound_ns
@@ -187,8 +192,13 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def trials(self) -> list[tuple[Cell, ...]]:
-        key = lambda cell: (cell.model, cell.hosts, cell.ranks_per_host, cell.link_bits_per_second, cell.scale)  # noqa: E731
-        return [tuple(cells) for _, cells in itertools.groupby(self.cells, key)]
+        """The cells of each run, which has a folder of its own: two profiles may have the name of one model."""
+        return [tuple(cells) for _, cells in itertools.groupby(self.cells, lambda cell: cell.folder)]
+
+    def model_of(self, trial: tuple[Cell, ...]) -> str:
+        """A trial's model, for people, with its folder where another trial differs in the profile alone."""
+        alike = [other for other in self.trials if other[0].setting == trial[0].setting]
+        return trial[0].model + (f" ({trial[0].folder})" if len(alike) > 1 else "")
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` gives back an equal value."""

@@ -18,7 +18,7 @@ from gradlane.units import format_rate
 def render_sweep(sweep: Sweep, console: Console) -> None:
     """Print a table for each trial, and the simulator's error."""
     for cells in sweep.trials:
-        _render_trial(cells, console)
+        _render_trial(cells, sweep.model_of(cells), console)
     own = [cell for cell in sweep.cells if cell.arm != BASELINE]
     if own:
         errors = [abs(cell.error) for cell in own]
@@ -31,14 +31,14 @@ def render_sweep(sweep: Sweep, console: Console) -> None:
     console.print(Text(f"on {sweep.machine}"))
 
 
-def _render_trial(cells: tuple[Cell, ...], console: Console) -> None:
+def _render_trial(cells: tuple[Cell, ...], model: str, console: Console) -> None:
     first = cells[0]
     link = (
         "links as they are" if first.link_bits_per_second is None else f"{format_rate(first.link_bits_per_second // 8)} links"
     )
     scale = f", tensors and links x {first.scale:g}" if first.scale != 1 else ""
     hosts = hosts_text(first.hosts, first.ranks_per_host)
-    title = f"{first.model}, {hosts}, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
+    title = f"{model}, {hosts}, {link}{scale}; computing alone takes {first.compute_ns / 1e6:.1f} ms"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("policy")
     for heading in ("step ms", "x DDP", "p25..p75", "simulated", "error", "bound"):

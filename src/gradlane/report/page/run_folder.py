@@ -62,7 +62,7 @@ def _read_run(folder: Path) -> facts.Facts:
         return facts.Facts("gradlane compare", _about(comparison), [_of_comparison(comparison, _Run(folder))])
     if (folder / SWEEP).exists():
         sweep = _decoded(folder / SWEEP, Sweep.from_json)
-        trials = [_of_trial(cells, _Run(folder / cells[0].folder)) for cells in sweep.trials]
+        trials = [_of_trial(cells, sweep.model_of(cells), _Run(folder / cells[0].folder)) for cells in sweep.trials]
         return facts.Facts("gradlane compare", _about(sweep), trials)
     if left_something(folder):
         return facts.Facts("gradlane launch", [], [of_launch(each) for each in sessions_in(folder)])
@@ -235,7 +235,7 @@ def _of_comparison(comparison: Comparison, run: _Run) -> facts.TrialFacts:
     )
 
 
-def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
+def _of_trial(cells: Sequence[Cell], model: str, run: _Run) -> facts.TrialFacts:
     arms = [
         run.arm(
             cell.arm, cell.step_ns, cell.turns,
@@ -252,7 +252,7 @@ def _of_trial(cells: Sequence[Cell], run: _Run) -> facts.TrialFacts:
     limit = None if baseline is None else baseline / least_ms
     found = answer(speedups, limit)
     return facts.TrialFacts(
-        title=f"{first.model}, {_cluster(first.hosts, first.ranks_per_host, first.link_bits_per_second)}{scale}",
+        title=f"{model}, {_cluster(first.hosts, first.ranks_per_host, first.link_bits_per_second)}{scale}",
         answer=found.sentence,
         number=found.number,
         bound=f"a step of {least_ms:.1f} ms, simulated from computing alone and the network as the run measured them",
