@@ -45,7 +45,9 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
     options = ["--nproc", "2", "--policy", "bytescheduler", "--knob", "partition_bytes=1MiB", "--max-restarts", "0"]
     servers = ["--backend", "server", "--packet-bytes", "16KiB", "--summation-order", "rank", "--wire-dtype", "bf16"]
     own = ["--policy", "its own", "--", "--help"]
-    report = ["--report", script.parent / "report.html"]
+    earlier = script.parent / "report.html"
+    earlier.write_text("of an earlier job")
+    report = ["--report", earlier]
     done = gradlane("launch", *options, "--timeout", 30, *servers, *report, script, *own, expect=7, timeout=LIMIT_SECONDS)
     seen = [json.loads((script.parent / f"{rank}.json").read_text()) for rank in range(2)]
     assert [one["rank"] for one in seen] == ["0", "1"]
@@ -62,6 +64,7 @@ def test_options_reach_the_script_and_a_failing_rank_is_named(script: Path) -> N
     given = [replace(LaunchOptions.from_environment(one), attached=None, timeline=None) for one in seen]
     assert given == [expected] * 2
     assert "gradlane: no report was written: no rank of this node attached gradlane and ended its session\n" in done.stderr
+    assert not earlier.exists()
     assert "gradlane: rank 1 ended with exit code 7" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -172,12 +172,14 @@ def launch(arguments: Sequence[str]) -> int:
     options = _options(given)
     _check_carrier(options, _most_ranks(given))
     _check_host(given)
+    named = (options.plan, options.network, options.knobs, given.training_script)
     if given.timeline is not None:
         make_folder("--timeline", Path(given.timeline))
         # no rank leaves a file before all have met, which no node that runs this has done; but one may join an elastic job late
         if not _may_grow(given):
-            named = (options.plan, options.network, options.knobs)
             remove_files("--timeline", files_of_job(Path(given.timeline)), named)
+    if given.report is not None:  # this job may write none
+        remove_files("--report", [given.report], named)
     run = _launch_and_report if given.report is not None else _start
     if not (options.of_sessions() or given.report is not None) or _becomes_rank(given):
         return run(given, options, torchrun.run)
