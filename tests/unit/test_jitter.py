@@ -66,7 +66,8 @@ def test_scaling_counts_what_is_waited_for_the_slowest_device():
 def test_a_plan_says_what_the_slowest_device_costs_and_bandwidth_is_searched_without():
     text = invoke("plan", "resnet50", "--workers", "16x8", "--jitter", "5%", "--policy", "ddp")
     assert "13.0% more with the slowest of 128 devices" in text
-    assert "--jitter: got some, expected none" in invoke("whatif", "bandwidth", "resnet50", "--jitter", "5%", code=2)
+    assert "--jitter: got 5%, expected none" in invoke("whatif", "bandwidth", "resnet50", "--jitter", "5%", code=2)
+    assert "--jitter" not in invoke("whatif", "bandwidth", "--help")
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------

@@ -426,6 +426,13 @@ def test_a_policy_that_can_plan_no_case_is_said_without_them(large):
     assert said.count("p3 cannot plan: policy p3: slice_bytes: got 160000") == 1
 
 
+def test_a_policy_that_cannot_plan_while_a_rate_is_searched_is_said_with_the_rate(large):
+    words = ("whatif", "bandwidth", large, "--workers", "2", "--servers", "same", "--policy", "p3")
+    why = "policy p3: slice_bytes: got 160000"
+    assert f"p3 cannot plan for 400 Gbit/s: {why}" in invoke(*words, "--policy", "ddp")
+    assert f"gradlane: at 400 Gbit/s: {why}" in invoke(*words, code=2)
+
+
 @pytest.mark.slow
 def test_plan_ranks_the_policies_that_can_plan(large):
     answer = json.loads(invoke("plan", large, "--workers", "2", "--rate", "100gbit", "--json"))

@@ -85,7 +85,7 @@ def show_refusals(shown: Console, refusals: Sequence[Refusal], cases: int = 1, n
     Args:
         shown: where to.
         refusals: one for each policy and case.
-        cases: how many there were.
+        cases: how many there were; 0: a search tried some of many, and the case that it ended with is always named.
         name: of a case, for people; said of those for which a reason holds, where these are not all.
     """
     found: dict[tuple[str, str], list[Case]] = {}

@@ -159,12 +159,15 @@ class _Question:
         return f"{self.profile.model}{among}{servers}"
 
 
-def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _question(
+    *, rates: str = RATES, counts: str = WORKERS, jitter: bool = True
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that makes a command of a function of a `_Question` and its own options.
 
     Args:
         rates: the default of --rate; empty for none.
         counts: the default of --workers.
+        jitter: whether the question takes --jitter.
     """
 
     def decorate(answer: Callable[..., None]) -> Callable[..., None]:
@@ -193,7 +196,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
         offered: Callable[..., None] = reports.option(asked)
         offered = click.option("--plot", type=PLOT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
-        offered = computing_options(place_options(offered, rates=rates, workers=counts))
+        offered = computing_options(place_options(offered, rates=rates, workers=counts), jitter=jitter)
         return click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)(offered)
 
     return decorate
@@ -204,7 +207,7 @@ def _question(*, rates: str = RATES, counts: str = WORKERS) -> Callable[[Callabl
     "--target", "targets", multiple=True, type=_TARGET, help="Part of linear scaling, as in 90%.  [default: 90% and 99%]"
 )
 @_policies
-@_question(rates="")
+@_question(rates="", jitter=False)
 def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[str, ...]) -> None:
     """The least rate of the links at which each policy reaches 90 % and 99 % of linear scaling
     (Mercury Fig. 12).
@@ -214,29 +217,28 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     if question.rates:
         raise InputError("--rate: got one, expected none: it is what is asked for")
     if question.jitter:
-        raise InputError("--jitter: got some, expected none: rates are searched without; gradlane whatif rates takes it")
+        raise InputError(
+            f"--jitter: got {format_share(question.jitter)}, expected none: rates are searched without; gradlane whatif rates "
+            "takes it"
+        )
     profile, there, count = question.profile, question.there, question.count
 
     def at(bytes_per_second: int) -> Case:
         (case,) = cases([profile], there, [8 * bytes_per_second], [count], clips=question.clips)
         return case
 
-    some = at(10**9)
     targets = targets or (0.9, 0.99)
-    asked = read_policies(policies or some.policies)
+    asked = read_policies(policies or at(10**9).policies)
     with bar() as progress:
         task = progress.add_task("simulating", total=len(asked))
-        answers, refusals = [], []
+        answers: list[tuple[str, float, Needed]] = []
+        refusals: list[Refusal] = []
         for policy in asked:
-            try:
-                found = needed_rates(policy, at, targets)
-            except InputError as error:
-                refusals.append(Refusal(some, catalog.spelled(policy), error))
-            else:
-                answers += [(catalog.spelled(policy), target, needed) for target, needed in zip(targets, found, strict=True)]
+            found = needed_rates(policy, at, targets, refuse=refusals.append)
+            answers += [(catalog.spelled(policy), target, needed) for target, needed in zip(targets, found, strict=False)]
             progress.advance(task)
     if not answers:
-        raise refusals[0].error
+        raise type(refusals[0].error)(f"at {rate_text(refusals[0].case)}: {refusals[0].error}")
     names = list(dict.fromkeys(name for name, _, _ in answers))
     answer = _answer_needed(answers, targets[0])
     if question.as_json:
@@ -248,7 +250,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     else:
         _open(answer)
         _show_needed(answers, names, targets, question.title)
-        reports.show_refusals(console(), refusals)
+        reports.show_refusals(console(), refusals, 0, rate_text)
     if question.is_drawn:
         lines = {
             name: [

@@ -155,8 +155,13 @@ class Computing:
         return device, self.batch or entry.batch, dtype
 
 
-def computing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say what computes; the command gives its keywords to `Computing.take`."""
+def computing_options(command: Callable[..., Any], *, jitter: bool = True) -> Callable[..., Any]:
+    """Add the options that say what computes; the command gives its keywords to `Computing.take`.
+
+    Args:
+        command: gets the options.
+        jitter: False hides --jitter, which the command then refuses.
+    """
     for option in (
         click.option(
             "--clips",
@@ -168,6 +173,7 @@ def computing_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=PART,
             metavar="PART",
             help="Standard deviation of a device's step, as in 5%; each step waits for the slowest device.  [default: none]",
+            hidden=not jitter,
         ),
         click.option(
             "--step-time", metavar="TIME", help="Of a step without communication, as in 250ms: all of its parts in proportion."

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gradlane.core.fields import MAX_RATE, need, need_int
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError
+from gradlane.planning import catalog
 from gradlane.planning.questions.sweep import Case, Outcome, Refusal, judge
 from gradlane.planning.search.space import with_knobs
 from gradlane.units import format_bytes
@@ -34,6 +35,7 @@ def needed_rates(
     targets: Sequence[float],
     low: int = 10**6,
     high: int = 5 * 10**10,
+    refuse: Callable[[Refusal], None] | None = None,
 ) -> list[Needed]:
     """The least link rate at which a policy reaches each target (Mercury Fig. 12).
 
@@ -47,9 +49,10 @@ def needed_rates(
         at: from a rate in bytes per second to the case with links of that rate.
         targets: efficiencies, as fractions of linear scaling.
         low, high: the range of rates, in bytes per second.
+        refuse: called where the policy cannot plan at a rate that is tried. None: raise.
 
     Returns:
-        One result for each target.
+        One result for each target; none after a refusal.
     """
     for target in targets:
         need(0 < target < 1, "target", target, "a part of linear scaling between 0 and 1")
@@ -58,9 +61,31 @@ def needed_rates(
 
     @functools.cache
     def efficiency(rate: int) -> float:
-        return judge(policy, at(rate), bound_ns=0).efficiency
+        case = at(rate)
+        try:
+            return judge(policy, case, bound_ns=0).efficiency
+        except InputError as error:
+            raise _Refused(Refusal(case, catalog.spelled(policy), error)) from error
 
-    return [_needed(efficiency, target, low, high) for target in targets]
+    try:
+        return [_needed(efficiency, target, low, high) for target in targets]
+    except _Refused as refused:
+        if refuse is None:
+            raise refused.refusal.error from None
+        refuse(refused.refusal)
+        return []
+
+
+class _Refused(Exception):
+    """Ends the search of a rate.
+
+    Args:
+        refusal: of the policy, at one of the rates.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
 
 
 def _needed(efficiency: Callable[[int], float], target: float, low: int, high: int) -> Needed:
