@@ -40,7 +40,7 @@ def _standing(case: str) -> dict[str, dict[str, float]]:
     wanted = policy_names() if "--servers" in case else policies.names("all-reduce")
     words = [word for name in wanted for word in ("--policy", name)]
     done = CliRunner().invoke(main, ["simulate", *shlex.split(case), *words, "--json"], catch_exceptions=False)
-    return {row["policy"]: row for row in json.loads(done.stdout) if "iteration_ns" in row}
+    return {row["policy"]: row for row in json.loads(done.stdout)["rows"]}
 
 
 def policy(name: str) -> str:

@@ -77,9 +77,9 @@ def test_every_study_and_every_command_uses_the_plan_of_the_door(profile_file, n
     said = ["--policy", name, "--json", *OPTIONS, *options]
     rows = json.loads(invoke("plan", profile_file, *said))["policies"]
     rows = [row for row in rows if row["policy"] == name]
-    rows += json.loads(invoke("simulate", profile_file, *said))
-    rows += json.loads(invoke("whatif", "rates", profile_file, *said))
-    rows += json.loads(invoke("whatif", "workers", profile_file, *said))
+    rows += json.loads(invoke("simulate", profile_file, *said))["rows"]
+    rows += json.loads(invoke("whatif", "rates", profile_file, *said))["rows"]
+    rows += json.loads(invoke("whatif", "workers", profile_file, *said))["rows"]
     assert [row["fingerprint"] for row in rows] == [plan.fingerprint] * 4
 
 

@@ -169,7 +169,7 @@ def test_a_users_own_policy_has_knobs_after_its_class_and_its_name():
 def test_commands_compare_several_settings_of_one_policy():
     settings = ["bytescheduler", "bytescheduler:partition_bytes=256KiB:credit_bytes=1MiB"]
     asked = [word for name in settings for word in ("--policy", name)]
-    rows = json.loads(invoke("simulate", "vgg16", "--rate", "10gbit", "--workers", "4", *asked, "--json"))
+    rows = json.loads(invoke("simulate", "vgg16", "--rate", "10gbit", "--workers", "4", *asked, "--json"))["rows"]
     assert [row["policy"] for row in rows] == settings
     assert rows[1]["messages"] > 2 * rows[0]["messages"]
 
@@ -300,7 +300,7 @@ def test_a_policy_that_plans_otherwise_each_time_is_refused_and_what_one_prints_
     (tmp_path / "random_order.py").write_text(OWN.format(shuffle="random.shuffle(order)"))
     options = ("--rate", "1gbit", "--json")
     steady = CliRunner().invoke(main, ["simulate", "alexnet", "--policy", f"{tmp_path / 'steady.py'}:Mine", *options])
-    assert [row["policy"] for row in json.loads(steady.stdout)] == ["mine"]
+    assert [row["policy"] for row in json.loads(steady.stdout)["rows"]] == ["mine"]
     refused = CliRunner().invoke(main, ["simulate", "alexnet", "--policy", f"{tmp_path / 'random_order.py'}:Mine", *options])
     assert refused.exit_code == 2
     assert "policy mine: plan() gave two plans for one profile and network" in refused.stderr

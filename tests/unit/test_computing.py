@@ -21,7 +21,7 @@ DDP = ("--policy", "ddp", "--json")
 
 
 def alone_ns(*options):
-    (row,) = json.loads(invoke("simulate", *options, *DDP))
+    (row,) = json.loads(invoke("simulate", *options, *DDP))["rows"]
     return row["oracle_ns"]
 
 

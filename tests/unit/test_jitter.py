@@ -54,7 +54,7 @@ def test_more_devices_wait_longer_and_a_million_still_less_than_five_deviations(
 
 def test_scaling_counts_what_is_waited_for_the_slowest_device():
     def row(*options):
-        (found,) = json.loads(invoke("simulate", "resnet50", "--workers", "4x8", "--policy", "ddp", "--json", *options))
+        (found,) = json.loads(invoke("simulate", "resnet50", "--workers", "4x8", "--policy", "ddp", "--json", *options))["rows"]
         return found
 
     steady, jittery = row("--rate", "1000gbit"), row("--rate", "1000gbit", "--jitter", "5%")
@@ -87,7 +87,7 @@ def test_an_answer_says_where_a_schedule_matters_most_and_from_where_it_does_not
     path = tmp_path / "page.html"
     words = ("resnet50", "--device", "v100", "--workers", "16", "--policy", "ddp", "--policy", "blocks")
     text = first_line("rates", *words, "--report", path)
-    rows = json.loads(invoke("whatif", "rates", *words, "--json"))
+    rows = json.loads(invoke("whatif", "rates", *words, "--json"))["rows"]
     by_rate = {}
     for row in rows:
         by_rate.setdefault(row["bits_per_second"], {})[row["policy"]] = row
@@ -121,7 +121,7 @@ def test_a_target_is_kept_by_one_of_two_clusters_of_a_size_whichever_is_named_fi
 
 def test_an_answer_says_up_to_how_many_workers_a_target_is_kept():
     words = ("workers", "vgg16", "--workers", "2..64", "--rate", "10gbit", "--policy", "ddp")
-    rows = json.loads(invoke("whatif", *words, "--json"))
+    rows = json.loads(invoke("whatif", *words, "--json"))["rows"]
     target = (rows[2]["efficiency"] + rows[3]["efficiency"]) / 2
     assert first_line(*words, "--target", f"{target:.4f}").startswith(
         f"ddp keeps {100 * float(f'{target:.4f}'):.4g}% of linear up to 8 workers"

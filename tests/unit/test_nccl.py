@@ -140,7 +140,7 @@ LARGE = ("llama-1b", "--workers", "1024x8", "--bus", "nvlink4", "--rate", "3200g
 
 def test_ddp_on_a_thousand_hosts_is_not_bound_by_a_ring_s_startups():
     def part_of_linear(*options):
-        (row,) = json.loads(invoke("simulate", *LARGE, *options))
+        (row,) = json.loads(invoke("simulate", *LARGE, *options))["rows"]
         return row["efficiency"]
 
     assert part_of_linear() > 0.95
@@ -149,7 +149,7 @@ def test_ddp_on_a_thousand_hosts_is_not_bound_by_a_ring_s_startups():
 
 def test_the_default_is_nccl_s_choice_where_hosts_have_several_devices_and_a_ring_where_workers_are_hosts():
     def rows(workers, *options):
-        return json.loads(invoke("simulate", "alexnet", "--workers", workers, "--policy", "ddp", "--json", *options))
+        return json.loads(invoke("simulate", "alexnet", "--workers", workers, "--policy", "ddp", "--json", *options))["rows"]
 
     assert rows("4x8") == rows("4x8", "--algorithm", "auto") == rows("4x8", "--algorithm", "nccl-2.21")
     assert rows("4x8") != rows("4x8", "--algorithm", "ring")
@@ -168,7 +168,7 @@ def test_a_rate_is_a_number_a_card_or_several():
     def rates(text):
         return [
             row["bits_per_second"]
-            for row in json.loads(invoke("simulate", "alexnet", "--rate", text, "--policy", "ddp", "--json"))
+            for row in json.loads(invoke("simulate", "alexnet", "--rate", text, "--policy", "ddp", "--json"))["rows"]
         ]
 
     assert rates("ndr,8xndr,2x25gbit,32xefa") == [400 * GB, 3200 * GB, 50 * GB]  # 32xefa is 8xndr

@@ -14,7 +14,7 @@ RUNS = json.loads((Path(__file__).parent / "published_scaling.json").read_text()
 
 
 def percent_of_linear(run: dict, *more: str) -> float:
-    (case,) = json.loads(invoke("simulate", *run["command"].split(), "--policy", "ddp", "--json", *more))
+    (case,) = json.loads(invoke("simulate", *run["command"].split(), "--policy", "ddp", "--json", *more))["rows"]
     return 100 * case["efficiency"]
 
 

@@ -21,7 +21,7 @@ from tests.commands import invoke
 def test_simulate_sweeps_models_rates_and_workers():
     rows = json.loads(
         invoke("simulate", "vgg16", "resnet50", "--rate", "1gbit,10gbit", "--workers", "2..8", "--policy", "ddp", "--json")
-    )
+    )["rows"]
     assert [(row["model"], row["bits_per_second"], row["workers"]) for row in rows] == [
         (model, rate, workers) for model in ("vgg16", "resnet50") for rate in (10**9, 10**10) for workers in (2, 4, 8)
     ]
@@ -64,7 +64,7 @@ def test_whatif_bandwidth_finds_less_for_mercury_than_for_wfbp():
             "mercury",
             "--json",
         )
-    )
+    )["rows"]
     needed = {(row["policy"], row["target"]): row["bits_per_second"] for row in rows}
     assert needed["mercury", 0.99] < 0.6 * needed["wfbp", 0.99]
     assert needed["mercury", 0.9] < needed["mercury", 0.99]
@@ -83,15 +83,15 @@ def test_whatif_bandwidth_says_where_it_tried_no_lower_rate():
     words = ("whatif", "bandwidth", "alexnet", "--workers", "1x8", "--policy", "wfbp", "--policy", "ddp", "--target", "90%")
     text = invoke(*words)
     assert text.startswith("90% of linear takes links of at most 8.62 Mbit/s, the lowest rate tried, with ddp.\n")
-    assert [row["is_lowest_tried"] for row in json.loads(invoke(*words, "--json"))] == [True, True]
-    (row,) = json.loads(invoke("whatif", "bandwidth", "alexnet", "--policy", "wfbp", "--target", "0.5", "--json"))
+    assert [row["is_lowest_tried"] for row in json.loads(invoke(*words, "--json"))["rows"]] == [True, True]
+    (row,) = json.loads(invoke("whatif", "bandwidth", "alexnet", "--policy", "wfbp", "--target", "0.5", "--json"))["rows"]
     assert row["is_lowest_tried"] is False
 
 
 def test_whatif_bandwidth_counts_clipping_by_the_norm():
     def needed(*more):
         words = ("whatif", "bandwidth", "resnet18", "--workers", "2", "--target", "0.9", "--json")
-        return {row["policy"]: row["bits_per_second"] for row in json.loads(invoke(*words, *more))}
+        return {row["policy"]: row["bits_per_second"] for row in json.loads(invoke(*words, *more))["rows"]}
 
     free, clipped = needed(), needed("--clips")
     assert set(clipped) == {*free, "owners"}
@@ -125,7 +125,7 @@ def test_help_says_of_each_question_a_whole_sentence():
 
 def test_whatif_rates_and_workers_end_with_what_no_schedule_exceeds():
     assert "no more than" in invoke("whatif", "rates", "vgg16", "--rate", "1gbit,10gbit", "--policy", "wfbp")
-    rows = json.loads(invoke("whatif", "workers", "googlenet", "--workers", "4,64", "--policy", "mg-wfbp", "--json"))
+    rows = json.loads(invoke("whatif", "workers", "googlenet", "--workers", "4,64", "--policy", "mg-wfbp", "--json"))["rows"]
     assert [row["workers"] for row in rows] == [4, 64]
 
 
@@ -261,7 +261,7 @@ def test_a_profile_cut_short_and_one_with_a_negative_time_are_refused_with_the_p
 
 
 def test_workers_are_hosts_times_devices_wherever_they_are_given():
-    rows = json.loads(invoke("simulate", "alexnet", "--workers", "4,4x1,2x2..8x2", "--policy", "ddp", "--json"))
+    rows = json.loads(invoke("simulate", "alexnet", "--workers", "4,4x1,2x2..8x2", "--policy", "ddp", "--json"))["rows"]
     assert [(row["workers"], row.get("hosts"), row.get("devices")) for row in rows] == [
         (4, None, None), (4, 2, 2), (8, 4, 2), (16, 8, 2),  # one device a host is one worker, and asked for once
     ]  # fmt: skip
@@ -275,7 +275,9 @@ def test_workers_are_hosts_times_devices_wherever_they_are_given():
 @pytest.mark.parametrize("servers", [(), ("--servers", "same", "--colocated")])
 def test_what_a_host_sums_first_passes_its_card_once(servers):
     def iteration_ns(*options):
-        (row,) = json.loads(invoke("simulate", "alexnet", "--workers", "4x8", "--policy", "wfbp", *servers, *options, "--json"))
+        (row,) = json.loads(
+            invoke("simulate", "alexnet", "--workers", "4x8", "--policy", "wfbp", *servers, *options, "--json")
+        )["rows"]
         return row["iteration_ns"]
 
     flat = iteration_ns("--flat", *(() if servers else ("--bus", "pcie3")))
@@ -311,7 +313,7 @@ def test_a_network_that_cuts_a_step_into_millions_of_chunks_is_refused(tmp_path)
 def test_each_number_of_whatif_faster_is_of_the_policy_that_it_names():
     words = ("whatif", "faster", "resnet50", "--device", "v100", "--batch", "64", "--rate", "5gbit", "--workers", "16x2",
              "--algorithm", "ring", "--times", "4", "--policy", "dear", "--policy", "mg-wfbp")  # fmt: skip
-    rows = json.loads(invoke(*words, "--json"))
+    rows = json.loads(invoke(*words, "--json"))["rows"]
     best = dict.fromkeys(row["change"] for row in rows)  # in the order of the answer
     for row in sorted(rows, key=lambda row: row["efficiency"]):
         best[row["change"]] = f"{row['efficiency']:.1%} with {row['change']} ({row['policy']})"
@@ -344,7 +346,7 @@ def test_whatif_faster_tells_the_card_s_share_from_the_bus_s():
             "wfbp",
             "--json",
         )
-    )
+    )["rows"]
     took = {row["change"]: row["iteration_ns"] for row in rows}
     assert list(took) == ["now", "card x 2", "bus x 2", "both"]
     assert took["both"] < min(took["card x 2"], took["bus x 2"]) <= max(took["card x 2"], took["bus x 2"]) <= took["now"]
@@ -386,25 +388,25 @@ def large(tmp_path):
     return path
 
 
-def test_a_policy_that_cannot_plan_is_a_row_that_says_why(large):
+def test_a_policy_that_cannot_plan_is_apart_from_the_rows_and_says_why(large):
     network = ("--workers", "2", "--servers", "same", "--rate", "100gbit")
     asked = ("--policy", "p3", "--policy", "ddp", "--policy", "wfbp")
-    planned, refused = (
-        json.loads(invoke("simulate", large, *network, *asked[2:], "--json")),
-        ("p3", "messages, expected at most"),
-    )
-    rows = json.loads(invoke("simulate", large, *network, *asked, "--json"))
-    assert rows[:-1] == planned
-    assert rows[-1]["policy"] == refused[0]
-    assert refused[1] in rows[-1]["refused"]
+    planned = json.loads(invoke("simulate", large, *network, *asked[2:], "--json"))
+    found = json.loads(invoke("simulate", large, *network, *asked, "--json"))
+    assert planned["refused"] == []
+    assert found["rows"] == planned["rows"]
+    (refused,) = found["refused"]
+    assert refused.items() >= {"policy": "p3", "model": "llama-1b", "workers": 2, "bits_per_second": 10**11}.items()
+    assert "messages, expected at most" in refused["reason"]
     text = invoke("simulate", large, *network, *asked)
     assert "cannot plan" in text
-    assert refused[1] in text
-    rows = json.loads(
-        invoke("whatif", "rates", large, "--workers", "2", "--servers", "same", "--rate", "100gbit", *asked, "--json")
-    )
-    assert [row["policy"] for row in rows if "refused" in row] == ["p3"]
-    assert {row["policy"] for row in rows} == {"p3", "ddp", "wfbp"}
+    assert refused["reason"] in text
+    found = json.loads(invoke("whatif", "rates", large, *network, *asked, "--json"))
+    assert {row["policy"] for row in found["rows"]} == {"ddp", "wfbp"}
+    assert found["refused"] == [refused]
+    found = json.loads(invoke("whatif", "bandwidth", large, *network[:4], *asked[:4], "--json"))
+    assert {row["policy"] for row in found["rows"]} == {"ddp"}
+    assert found["refused"] == [{**refused, "bits_per_second": 4 * 10**11}]
 
 
 @pytest.mark.parametrize(

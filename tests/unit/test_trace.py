@@ -154,7 +154,7 @@ def test_waiting_for_inputs_is_uncovered_time_and_no_part_of_the_forward_pass(tm
     assert "forward 2.01 ms, backward 4.00 ms, update 500.00 us, uncovered 103.49 ms" in said
     # and commands count it: a sum of 2 ms is hidden behind it if it crosses the barrier, and adds to it if it does not
     network = ("--rate", "16gbit", "--workers", "2", "--startup", "0ns")
-    told = {row["policy"]: row for row in json.loads(invoke("simulate", out, *network, "--json"))}
+    told = {row["policy"]: row for row in json.loads(invoke("simulate", out, *network, "--json"))["rows"]}
     assert {row["oracle_ns"] for row in told.values()} == {110_000_000}
     assert told["ddp"]["iteration_ns"] == 110_000_000 + 2_000_000
     assert told["blocks"]["iteration_ns"] == told["blocks"]["bound_ns"] == 110_000_000

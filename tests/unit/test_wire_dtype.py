@@ -93,7 +93,7 @@ def test_plan_and_simulate_take_a_profile_as_it_travels(tmp_path) -> None:
     assert plan.size_bytes * 2 == zoo.profile("vgg16").size_bytes
     for command in ("simulate",), ("whatif", "workers"):
         rows = [
-            json.loads(invoke(*command, *profile, *given, "--json"))
+            json.loads(invoke(*command, *profile, *given, "--json"))["rows"]
             for profile in (["vgg16", "--wire-dtype", "bfloat16"], [tmp_path / "profile.json"], ["vgg16"])
         ]
         assert rows[0] == rows[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,7 @@ def command(
         task = progress.add_task("simulating", total=total)
         refusals: list[Refusal] = []
         outcomes = sweep(todo, asked or None, lambda done: progress.advance(task, done), refusals.append)
-    rows = [*map(row, outcomes), *map(refused_row, refusals)]
-    text = msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
+    text = json_text(map(row, outcomes), refusals)
     if as_json:
         click.echo(text)
     else:
@@ -134,9 +133,15 @@ def row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def refused_row(refusal: Refusal) -> dict[str, Any]:
-    """A refusal as a row of the JSON output."""
-    return {**refusal.case.labels, "policy": refusal.policy, "refused": str(refusal.error)}
+def json_text(rows: Iterable[dict[str, Any]], refusals: Iterable[Refusal]) -> str:
+    """The JSON output.
+
+    Args:
+        rows: what was simulated.
+        refusals: policies that cannot plan, which are apart from the rows.
+    """
+    refused = [{**each.case.labels, "policy": each.policy, "reason": str(each.error)} for each in refusals]
+    return msgspec.json.format(msgspec.json.encode({"rows": list(rows), "refused": refused}), indent=2).decode()
 
 
 def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:

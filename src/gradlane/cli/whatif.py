@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -35,7 +34,7 @@ from gradlane.cli.inputs.knobs import read_policies
 from gradlane.cli.inputs.progress import bar
 from gradlane.cli.inputs.types import FACTOR, PLOT_FILE, Checked, number_of
 from gradlane.cli.reports import BASELINE
-from gradlane.cli.simulate import rate_text, refused_row, row
+from gradlane.cli.simulate import json_text, rate_text, row
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
 from gradlane.core.policy import Policy
@@ -242,11 +241,12 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     names = list(dict.fromkeys(name for name, _, _ in answers))
     answer = _answer_needed(answers, targets[0])
     if question.as_json:
-        _print_json([
+        found_rows = (
             {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
              "reached": needed.reached, "is_lowest_tried": needed.is_lowest_tried}
             for name, target, needed in answers
-        ] + [{"policy": refusal.policy, "refused": str(refusal.error)} for refusal in refusals])  # fmt: skip
+        )  # fmt: skip
+        click.echo(json_text(found_rows, refusals))
     else:
         _open(answer)
         _show_needed(answers, names, targets, question.title)
@@ -342,8 +342,8 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
         raise InputError("--credit: got only sizes below every partition, expected one at least as large")
     answer = _answer_grid(grid)
     if question.as_json:
-        rows = [{"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid]
-        _print_json([*rows, *map(refused_row, refusals)])
+        of_sizes = ({"partition_bytes": size, "credit_bytes": limit, **row(outcome)} for size, limit, outcome in grid)
+        click.echo(json_text(of_sizes, refusals))
     else:
         _open(answer)
         _show_grid(grid, sizes, limits, question.title)
@@ -377,7 +377,7 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
     names = tuple(dict.fromkeys(outcome.policy for outcome in outcomes))
     answer = _answer(outcomes, x) if target is None else f"{_answer_target(outcomes, x, target)} {_answer(outcomes, x)}"
     if question.as_json:
-        _print_json([*map(row, outcomes), *map(refused_row, refusals)])
+        click.echo(json_text(map(row, outcomes), refusals))
     else:
         _open(answer)
         _show(outcomes, names, x, question.title)
@@ -589,7 +589,3 @@ def _sizes(policy: Policy, knob: str, option: str, texts: Sequence[str]) -> list
         for size in sizes:
             with_knobs(policy, {knob: size})
     return sizes
-
-
-def _print_json(rows: list[dict[str, Any]]) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
