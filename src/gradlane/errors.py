@@ -30,6 +30,8 @@ gradlane itself is an `assert`, not one of these.
 
 from __future__ import annotations
 
+import re
+
 
 class GradlaneError(Exception):
     """Root of the tree: catch this to catch everything that gradlane raises on purpose."""
@@ -178,3 +180,20 @@ def described(error: BaseException) -> str:
     """An exception in one line: its type, and its text if it has one, as `KeyboardInterrupt` has not."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def told_of(rank: int, how: str, text: str) -> str:
+    """What other ranks are told of a rank, which is named once, though the text of its error may begin with its name.
+
+    Args:
+        rank: the rank.
+        how: what became of it, as "failed".
+        text: of its error, perhaps after the error's type.
+    """
+    if re.match(rf"(transport: )?rank {rank} ", text):
+        return text
+    named = re.match(rf"(\w+: )?rank {rank}(?:, (?:in )?(attach|iteration \d+))?: ", text)
+    if named is None:
+        return f"rank {rank} {how}: {text}"
+    kind, place = named.groups("")
+    return f"rank {rank} {how}{place and f' in {place}'}: {kind}{text[named.end() :]}"

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradlane.errors import CommunicationError, JobError, MismatchError, PeerDied, PeerStalled
+from gradlane.errors import CommunicationError, JobError, MismatchError, PeerDied, PeerFailed, PeerStalled, UnsupportedError
 from gradlane.live.comm.control_channel import ControlChannel
 from gradlane.live.comm.control_frames import BEAT, HASH, VERSION, Frame, header
 from gradlane.live.comm.failures import Failures
@@ -63,6 +63,13 @@ def end(channel: ControlChannel, rank: int) -> None:
         (None, None),
         (LookupError("by the test"), "rank 1 failed: LookupError: by the test"),
         (KeyboardInterrupt(), "rank 1 failed: KeyboardInterrupt"),
+        (CommunicationError("rank 1, iteration 3: no end of it"), "rank 1 stopped in iteration 3: no end of it"),
+        (UnsupportedError("rank 1, iteration 3: a hook"), "rank 1 failed in iteration 3: UnsupportedError: a hook"),
+        (CommunicationError("rank 1, in attach: no verdict"), "rank 1 stopped in attach: no verdict"),
+        (CommunicationError("rank 1: nobody came"), "rank 1 stopped: nobody came"),
+        (PeerFailed("transport: rank 1 failed: ValueError", None), "transport: rank 1 failed: ValueError"),
+        (CommunicationError("rank 10 is late"), "rank 1 stopped: rank 10 is late"),
+        (PeerFailed("rank 2 failed: ValueError", 2), "rank 1 stopped: rank 2 failed: ValueError"),
     ],
 )
 def test_a_rank_that_leaves_before_the_last_one_comes_has_come(error, told):

@@ -284,8 +284,10 @@ def test_odd_parameters_and_groups_train_as_under_ddp_or_are_refused(two_ranks, 
 def test_a_number_that_no_update_can_have_ends_the_job_on_all_ranks(two_ranks):
     (kind, heard), (own_kind, text) = two_ranks.run("tests.live.served:refused_number")
     assert (kind, own_kind) == ("PeerFailed", "InputError")
-    assert text.startswith("rank 1, iteration 2: the optimizer's numbers: got Sgd(lr=-0.1, ")
-    assert text in heard
+    here, what = text.split(": ", 1)
+    assert here == "rank 1, iteration 2"
+    assert what.startswith("the optimizer's numbers: got Sgd(lr=-0.1, ")
+    assert heard == f"transport: rank 1 failed in iteration 2: InputError: {what}"
 
 
 def test_a_value_that_does_not_come_in_time_is_named(two_ranks):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from enum import IntEnum
 
-from gradlane.errors import JobError, MismatchError, NotFiniteError, OrderError, PeerDied, PeerFailed, PeerStalled
+from gradlane.errors import JobError, MismatchError, NotFiniteError, OrderError, PeerDied, PeerFailed, PeerStalled, told_of
 from gradlane.live.comm.stragglers import WINDOW
 
 MAX_PAYLOAD = 16 * 1024  # bytes
@@ -70,7 +70,7 @@ class Cause(IntEnum):
             case Cause.STALLED:
                 return PeerStalled(f"rank {rank} is stalled: {text}", rank)
             case Cause.RAISED:
-                return PeerFailed(f"rank {rank} failed: {text}", rank)
+                return PeerFailed(told_of(rank, "failed", text), rank)
             case Cause.ORDER:
                 return OrderError(text)  # the text names the ranks, here and in the next
             case Cause.MISMATCH:
@@ -78,7 +78,7 @@ class Cause(IntEnum):
             case Cause.NOT_FINITE:
                 return NotFiniteError(text, rank)
             case Cause.OTHER:
-                return PeerFailed(f"rank {rank} stopped: {text}", rank)
+                return PeerFailed(told_of(rank, "stopped", text), rank)
 
 
 _CAUSES = (

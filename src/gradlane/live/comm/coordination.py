@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gradlane.errors import JobError, PeerFailed, described
+from gradlane.errors import JobError, PeerFailed, described, told_of
 from gradlane.live.comm.control_frames import Frame
 
 if TYPE_CHECKING:  # so that what is decided here can be simulated without torch
@@ -76,7 +76,7 @@ class Coordination:
         """
         own = error
         if not isinstance(own, JobError):
-            own = PeerFailed(f"rank {self._global_rank} failed: {described(error)}", self._global_rank)
+            own = PeerFailed(told_of(self._global_rank, "failed", described(error)), self._global_rank)
             own.__cause__ = error
         self.failures.fail(own)
         self.channel.fail(error)

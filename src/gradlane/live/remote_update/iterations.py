@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from gradlane.errors import GradlaneError, InputError, JobError, PeerFailed, UnsupportedError, described
+from gradlane.errors import GradlaneError, InputError, JobError, PeerFailed, UnsupportedError, described, told_of
 from gradlane.live.comm.turn import given_up, in_turn, turn
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.parameter_groups import ParameterGroups
@@ -439,7 +439,7 @@ class ServedIterations:
 
     def abort(self, error: BaseException) -> None:
         """Fail the job with `error`; the other ranks raise `PeerFailed` with its text."""
-        text = f"rank {self._global_rank} failed: {described(error)}"
+        text = told_of(self._global_rank, "failed", described(error))
         if self.failure is None:
             self.failure = error if isinstance(error, JobError) else PeerFailed(text, self._global_rank)
         self._values.abort(text)
