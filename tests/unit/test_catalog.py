@@ -209,6 +209,28 @@ class Mine(msgspec.Struct, frozen=True):
         messages = tuple(Message((whole(profile, index),)) for index in range(len(profile.tensors)))
         plan = Plan("mine", profile.model, profile.specs, messages)
 """
+PLAIN = (
+    HEAD.replace("class Mine(msgspec.Struct, frozen=True):", "class Mine:")
+    + """        return plan
+
+    def __init__(self, parts=2):
+        self.KEPT = parts
+"""
+)
+
+
+def test_knobs_of_a_class_that_is_no_struct_tell_two_settings_apart(tmp_path):
+    (tmp_path / "plain.py").write_text(PLAIN.replace("KEPT", "parts"))
+    (tmp_path / "hidden.py").write_text(PLAIN.replace("KEPT", "_parts"))
+    command = ["simulate", "alexnet", "--rate", "10gbit", "--workers", "2", "--json"]
+    plain, hidden = ([word for n in (2, 3) for word in ("--policy", f"{tmp_path / name}.py:Mine:parts={n}")]
+                     for name in ("plain", "hidden"))  # fmt: skip
+    assert [row["policy"] for row in json.loads(invoke(*command, *plain))["rows"]] == ["mine", "mine:parts=3"]
+    said = invoke(*command, *hidden, code=2)
+    assert "got two policies named 'mine'" in said
+    assert "a knob tells two apart if the policy keeps it in an attribute of its name" in said
+
+
 FAULTY = {
     "nothing": ("        return None", "plan() returned NoneType, expected a gradlane.core.plan.Plan"),
     "a list": ("        return [plan]", "plan() returned list"),

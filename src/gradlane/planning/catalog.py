@@ -81,12 +81,13 @@ def parse_value(text: str) -> float | int | str:
 
 
 def spelled(policy: Policy) -> str:
-    """Spell `policy` as `parse` reads it: its name, and the knobs that differ from their defaults."""
-    if not isinstance(policy, msgspec.Struct):
-        return policy.name
+    """Spell `policy` as `parse` reads it: its name, and the knobs that differ from their defaults.
+
+    A knob is spelled if the policy has its value in an attribute of its name, as each field of a `msgspec.Struct` is one.
+    """
     usual = _knobs_of(type(policy)) or {}
-    values = {knob: getattr(policy, knob) for knob in usual}
-    changed = {knob: value for knob, value in values.items() if value != usual[knob] and isinstance(value, _SPELLED)}
+    values = {knob: getattr(policy, knob, None) for knob in usual}
+    changed = {knob: value for knob, value in values.items() if isinstance(value, _SPELLED) and value != usual[knob]}
     return ":".join((policy.name, *(f"{knob}={_written(knob, value)}" for knob, value in changed.items())))
 
 

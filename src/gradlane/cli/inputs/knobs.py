@@ -68,8 +68,10 @@ def read_policies(names: Sequence[str], *, option: str = "--policy") -> list[Pol
     for place, policy in zip(names, policies, strict=True):
         setting = catalog.spelled(policy)
         if setting in places:
+            kept = "; a knob tells two apart if the policy keeps it in an attribute of its name, as a msgspec.Struct does"
             raise InputError(
                 f"{option}: got two policies named {setting!r}, {places[setting]} and {place}; expected each name once"
+                + (kept if catalog.is_users(policy) and catalog.parse(place).knobs else "")
             )
         places[setting] = place
     return policies
