@@ -51,11 +51,25 @@ def test_a_script_is_measured_and_ended_without_its_help(tmp_path, holds):
     assert "[2/5] measuring 4 steps as they are" in stages
 
 
+ATTACHES = """
+import gradlane, torch
+torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+gradlane.HOW(model, torch.optim.SGD(model.parameters(), 0.1))
+raise LookupError("nothing ended the script")
+"""
+ITSELF = (
+    "the script attaches gradlane itself, and advice is for torch's DistributedDataParallel; `gradlane launch --progress 10`"
+)
+
+
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ("", "the script wrapped no model in torch's DistributedDataParallel; one that calls gradlane.attach says"),
+        ("", "the script wrapped no model in torch's DistributedDataParallel\n"),
         (SCRIPT.read_text(), "the script ended after 3 steps, expected 17; let it train longer, or give fewer --steps"),
+        (ATTACHES.replace("HOW", "attach"), ITSELF),
+        (ATTACHES.replace("HOW", "attach_to_servers"), ITSELF),
         ("raise ValueError('no data')", "the script failed after 0 steps: ValueError: no data"),
     ],
 )

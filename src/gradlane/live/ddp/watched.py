@@ -18,7 +18,7 @@ import sys
 import threading
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ from gradlane.live.ddp.buckets import Buckets
 from gradlane.live.ddp.stages import Progress, Stage
 from gradlane.live.session.hooks import tensors_in
 from gradlane.live.session.ignored import summed_parameters
+from gradlane.live.startup.launched import listen_to_attach
 
 RUN, WHY_NOT = "run.json", "why-not.txt"
 """Files that rank 0 leaves: what it measured, or why it could not."""
@@ -61,6 +62,7 @@ def watch_ddp(folder: Path, steps: int) -> Watch:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         setattr(torch.nn.utils, name, _noting(name, getattr(torch.nn.utils, name), watch))
     torch.amp.GradScaler.step = _noting_scale(torch.amp.GradScaler.step, watch)  # type: ignore[method-assign]
+    listen_to_attach(watch.attaches)
     return watch
 
 
@@ -138,7 +140,7 @@ class Watch:
         self._call: WatchedDistributedDataParallel | None = None
         self._trained: set[int] = set()
         self._optimizer: torch.optim.Optimizer | None = None
-        self._over = False
+        self._over = self._attaches = False
         self._step = 0  # the one that runs
         self._ends_ns: list[int] = []  # of steps
         self._forward_ns = self._backward_began_ns = self._update_ns = 0
@@ -382,10 +384,17 @@ class Watch:
             part.replace(self._folder / RUN)
         # no rank ends before rank 0 has written: torchrun ends the others when one is gone
         dist.all_reduce(waits, group=group)
-        timer = threading.Timer(GRACE_S, _end_now)
-        timer.daemon = True
-        timer.start()
-        raise SystemExit(0)
+        _end_script()
+
+    def attaches(self) -> None:
+        """The script attaches gradlane itself. It is ended if it has wrapped no model for DDP: there is nothing to measure.
+
+        Raises:
+            SystemExit: it is ended; rank 0 says why when the script has ended.
+        """
+        if not self.models:
+            self._attaches = True
+            _end_script()
 
     def say_why_not(self, error: BaseException | None) -> None:
         """The script has ended; if that was too early, leave the reason. For rank 0.
@@ -398,11 +407,13 @@ class Watch:
         self._progress.end()
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             why = f"the script failed after {self._step} steps: {described(error)}"
-        elif not self.models:
+        elif self._attaches:
             why = (
-                "the script wrapped no model in torch's DistributedDataParallel; one that calls gradlane.attach says by "
-                "`gradlane launch --progress 10` what its steps wait for"
+                "the script attaches gradlane itself, and advice is for torch's DistributedDataParallel; "
+                "`gradlane launch --progress 10` says what its steps wait for"
             )
+        elif not self.models:
+            why = "the script wrapped no model in torch's DistributedDataParallel"
         elif self._call is None:
             why = "the script never called its wrapped model for training"
         elif self._optimizer is None:
@@ -410,6 +421,14 @@ class Watch:
         else:
             why = f"the script ended after {self._step} steps, expected {self.last}; let it train longer, or give fewer --steps"
         (self._folder / WHY_NOT).write_text(why)
+
+
+def _end_script() -> NoReturn:
+    """End the script from within, and its process if that takes longer than `GRACE_S`."""
+    timer = threading.Timer(GRACE_S, _end_now)
+    timer.daemon = True
+    timer.start()
+    raise SystemExit(0)
 
 
 def _end_now() -> None:

@@ -31,7 +31,7 @@ from gradlane.live.session.console import use_console
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
 from gradlane.live.startup import handshake
-from gradlane.live.startup.launched import launched, note_attached
+from gradlane.live.startup.launched import begin_attach, launched, note_attached
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, CarrierOptions
@@ -95,6 +95,7 @@ def attach_to_servers(
         CapacityError: a server does not have the memory.
         CommunicationError: ranks or servers cannot be reached. All before any gradient is sent.
     """
+    begin_attach()
     require_process_group()
     options = AttachOptions.of(
         policy or "mercury", _keywords(packet_bytes, summation_order, servers, timeout, stall_timeout), _accepted(launched())

@@ -55,7 +55,7 @@ from gradlane.live.session.session import Session
 from gradlane.live.session.step_observer import StepObserver
 from gradlane.live.session.verification import Verifier
 from gradlane.live.startup import handshake
-from gradlane.live.startup.launched import launched, note_attached
+from gradlane.live.startup.launched import begin_attach, launched, note_attached
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, FolderOptions, SteppingOptions
@@ -211,6 +211,7 @@ def attach_from(
     Returns:
         As `attach`, and raises as it does.
     """
+    begin_attach()
     use_console()
     resolved = AttachOptions.of(policy, options, launched())
     alone = trains_alone()

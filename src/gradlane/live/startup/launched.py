@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from gradlane.core.launch_options import LaunchOptions
 
 _launched: LaunchOptions | None = None
 _attached = False
+_attaches: list[Callable[[], None]] = []
 
 
 def launched() -> LaunchOptions:
@@ -19,6 +21,17 @@ def launched() -> LaunchOptions:
         InputError: the environment variable has a wrong value.
     """
     return LaunchOptions.from_environment(os.environ) if _launched is None else _launched
+
+
+def listen_to_attach(listener: Callable[[], None]) -> None:
+    """Have `listener` called where this process begins to attach a model, in the thread that does."""
+    _attaches.append(listener)
+
+
+def begin_attach() -> None:
+    """This process is about to attach a model."""
+    for listener in _attaches:
+        listener()
 
 
 def note_attached() -> None:
