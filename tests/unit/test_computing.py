@@ -90,11 +90,21 @@ def test_a_stated_part_of_the_peak_is_met_by_the_whole_step(part, name, batch):
 
 def test_a_stated_step_stretches_everything_alike(tmp_path):
     assert alone_ns("resnet50") != 50_000_000
-    assert alone_ns("resnet50", "--step-time", "50ms") == pytest.approx(50_000_000, rel=1e-5)
+    assert alone_ns("resnet50", "--step-time", "50ms") == 50_000_000
     path = tmp_path / "profile.json"
     files.write(path, zoo.profile("resnet18"))
-    assert alone_ns(path, "--step-time", "50ms") == pytest.approx(50_000_000, rel=1e-5)
+    assert alone_ns(path, "--step-time", "50ms") == 50_000_000
     assert "a step of 50.00 ms as stated" in invoke("plan", path, "--step-time", "50ms", "--policy", "ddp")
+
+
+@given(st.integers(0, 10**12), st.sampled_from(["resnet50", "alexnet"]))
+def test_a_step_lasts_what_is_stated_and_its_parts_are_in_proportion(step_ns, name):
+    profile = zoo.profile(name)
+    lasting = profile.lasting(step_ns)
+    assert lasting.compute_ns == step_ns
+    assert lasting.tensors[-1].ready_ns <= lasting.backward_ns
+    for was, is_now in zip(profile.layers, lasting.layers, strict=True):
+        assert abs(is_now.forward_ns - was.forward_ns * step_ns / profile.compute_ns) <= 1
 
 
 @pytest.mark.parametrize("command", [("plan",), ("simulate",), ("whatif", "workers")])

@@ -180,6 +180,28 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self, tensors=tensors, layers=layers, backward_ns=at(self.backward_ns), uncovered_ns=at(self.uncovered_ns)
         )
 
+    def lasting(self, step_ns: int) -> Profile:
+        """The same profile with every time in proportion, so that a step without communication takes `step_ns`, exactly.
+
+        Args:
+            step_ns: 0 or more; the profile's own steps take some time.
+        """
+
+        def at(time_ns: int) -> int:
+            return time_ns * step_ns // self.compute_ns
+
+        passed = 0
+
+        def lasts(time_ns: int) -> int:
+            nonlocal passed
+            began, passed = passed, passed + time_ns
+            return at(passed) - at(began)  # rounded where it begins and ends, so that rounding does not add up
+
+        tensors = tuple(msgspec.structs.replace(tensor, ready_ns=at(tensor.ready_ns)) for tensor in self.tensors)
+        layers = tuple(Layer(each.name, lasts(each.forward_ns), lasts(each.update_ns)) for each in self.layers)
+        backward_ns, uncovered_ns = lasts(self.backward_ns), lasts(self.uncovered_ns)
+        return msgspec.structs.replace(self, tensors=tensors, layers=layers, backward_ns=backward_ns, uncovered_ns=uncovered_ns)
+
     def in_order_of(self, specs: Sequence[TensorSpec]) -> Profile:
         """The same profile with its tensors in another order.
 

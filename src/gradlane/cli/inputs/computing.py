@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from gradlane.planning.questions.memory import Replica
 from gradlane.units import NS_PER_SECOND, format_ns
 
 PROFILE_HELP = "PROFILE is a file or a name of `gradlane zoo`."
+_WINOGRAD = 4  # of a convolution's products F(4x4, 3x3) carries out one in so many (Lavin and Gray, 2016)
 MOST_STEP_NS = 10**6 * NS_PER_SECOND
 COMPUTE_DTYPES = {"fp32": "float32", "tf32": "tf32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -83,8 +85,9 @@ class Computing:
         if self.step_ns is not None:
             if not profile.compute_ns:
                 raise InputError(f"--step-time: got it with {text}, whose steps take no time; expected a profile with times")
+            self._need_possible_step(text)
             source = f"a step of {format_ns(self.step_ns)} as stated; {profile.source}"[:MAX_NAME]
-            profile = msgspec.structs.replace(profile.stretched(self.step_ns / profile.compute_ns), source=source)
+            profile = msgspec.structs.replace(profile.lasting(self.step_ns), source=source)
         return profile.with_wire_dtype(None if self.wire_dtype is None else WIRE_DTYPES[self.wire_dtype])
 
     def replica(self, text: str) -> Replica | None:
@@ -131,6 +134,24 @@ class Computing:
             )
         with naming("--mfu"):
             return zoo.profile(name, device=device, batch=batch, compute_dtype=dtype, mfu=self.mfu)
+
+    def _need_possible_step(self, text: str) -> None:
+        """Refuse a --step-time in which --device, or without it any device of the zoo, could not compute the network.
+
+        Of a file's operations nothing is known.
+        """
+        if self.step_ns is None or Path(text).is_file():
+            return
+        _, batch, _ = self._of_zoo(text)
+        specs = list(zoo.DEVICES.values()) if self.device is None else [zoo.DEVICES[self.device]]
+        most = _WINOGRAD * max(peak for spec in specs for peak in spec.operations_per_second.values())
+        least_ns = math.ceil(zoo.training_operations(text, batch) / most * NS_PER_SECOND)
+        if self.step_ns < least_ns:
+            who = "device of the zoo" if self.device is None else specs[0].title
+            raise InputError(
+                f"--step-time: got {format_ns(self.step_ns)}, expected {format_ns(least_ns)} or more: no {who} computes {text} "
+                f"at batch {batch} in less; give the time of a whole step, and the --batch that it is of"
+            )
 
     def _computed(self, text: str, argument: str = "PROFILE") -> Profile:
         path = Path(text)
