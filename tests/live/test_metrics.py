@@ -57,6 +57,18 @@ def test_a_wrapped_model_has_them_once_it_is_attached(two_ranks):
         assert found[-1]["step_seconds"] > 0
 
 
+@pytest.mark.parametrize("backend", ["all-reduce", "server"])
+def test_one_rank_sends_nothing(backend):
+    alone = Ranks(1)
+    try:
+        (found,) = alone.run("tests.live.metrics:numbers", policy="wfbp", backend=backend)
+    finally:
+        alone.close()
+    assert found[-1]["policy"] == "wfbp"
+    assert found[-1]["step_seconds"] > 0
+    assert [(each["bytes"], each["messages"], each["hidden"]) for each in found] == [(0, 0, None)] * len(found)
+
+
 def test_one_process_alone_has_the_same_names():
     alone = gradlane.attach(nn.Linear(2, 2)).metrics()
     assert set(alone) == set(gradlane.StepMetrics.__annotations__)

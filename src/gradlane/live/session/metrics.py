@@ -32,7 +32,7 @@ class StepMetrics(TypedDict):
         on a device: the host does not see its waits.
     hidden: the part, 0 to 1, of the time with messages in flight in which the training thread was
         not blocked. None on a device, and if nothing is sent.
-    bytes, messages: gradients that a step sends, by the plan in force.
+    bytes, messages: gradients that a step sends, by the plan in force; 0 for one rank with the servers in its process.
     policy, backend: in force; "ddp" in the first steps, which are measured.
     searching: `auto` or a tuner is trying plans, so that steps differ.
     plans: how many were put in force so far, that of the first steps included.
@@ -74,10 +74,12 @@ class Meter:
     Args:
         driver, planner: of the session.
         on_device: sums are queued on a device's stream, where the host sees no waits.
+        world: how many ranks train together.
     """
 
-    def __init__(self, driver: Driver, planner: Planner, on_device: bool) -> None:
+    def __init__(self, driver: Driver, planner: Planner, on_device: bool, world: int) -> None:
         self._driver, self._planner, self._on_device = driver, planner, on_device
+        self._sends = world > 1 or planner.place.has_external_servers
         # when the present step began: the time, waits for sums and for other things, messages under way
         self._began: tuple[int, ...] | None = None
         self._last: tuple[int, ...] | None = None  # the same, in the last whole step
@@ -112,14 +114,14 @@ class Meter:
             step_s = step_ns / NS_PER_SECOND
             if not self._on_device:
                 exposed_s = (waited_ns + otherwise_ns) / NS_PER_SECOND
-                hidden = max(0.0, 1 - waited_ns / communicated_ns) if communicated_ns else None
+                hidden = max(0.0, 1 - waited_ns / communicated_ns) if communicated_ns and self._sends else None
         return StepMetrics(
             step=self._steps,
             step_seconds=step_s,
             exposed_seconds=exposed_s,
             hidden=hidden,
-            bytes=self._size_of(plan),
-            messages=len(plan.messages),
+            bytes=self._size_of(plan) if self._sends else 0,
+            messages=len(plan.messages) if self._sends else 0,
             policy=plan.policy,
             backend=self._planner.place.backend,
             searching=searching,

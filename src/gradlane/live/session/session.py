@@ -115,7 +115,7 @@ class Session:
             verifier=verifier, buffers=buffers, measuring=Measuring(self._driver, planner, streams), finite=finite,
             gradients=self._gradients, actions=actions, updates=updates,
             gpu=Gpu(job.device, updates, actions, lambda text, kind: self._parts.fail(text, kind)),
-            meter=Meter(self._driver, planner, on_device=streams is not None), may_cross=may_cross,
+            meter=Meter(self._driver, planner, on_device=streams is not None, world=job.world), may_cross=may_cross,
         )  # fmt: skip
         self._iterations = Iterations(self._parts, first_plan)
         self._passes = self._iterations.passes
