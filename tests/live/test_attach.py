@@ -24,7 +24,7 @@ from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import UNTIL_BACKWARD, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.session import gradient_groups
@@ -452,23 +452,75 @@ def test_the_gradients_of_a_closed_session_are_plain_tensors_and_so_are_the_para
     assert session.closed
 
 
-def test_a_measured_profile_has_what_the_script_does_between_two_steps_as_uncovered_time(a_world_of_one):
+def test_a_measured_profile_has_what_the_script_does_between_passes_and_steps(a_world_of_one):
     model = _model()
     optimizer = momentum(model)
-    least_ns, most_ns = [], []
+    marks: list[list[int]] = []
+
+    def works() -> None:
+        torch.randn(300, 300) @ torch.randn(300, 300)
+
+    def mark() -> None:
+        marks[-1].append(time.monotonic_ns())
+
     with gradlane.attach(model, optimizer, network=GIVEN, profile_iterations=3) as session:
-        loss = model(torch.randn(2, 12)).sum()
-        for _ in range(5):
-            loss.backward()
-            began_ns = time.monotonic_ns()
+        for _ in range(6):
+            marks.append([])
+            mark()
+            output = model(torch.randn(2, 12))
+            mark()
+            works()  # a loss outside of the model
+            mark()
+            output.sum().backward()
+            mark()
+            works()  # a script that clips or logs
+            mark()
             optimizer.step()
-            stepped_ns = time.monotonic_ns()
-            torch.randn(300, 300) @ torch.randn(300, 300)  # as a script that makes its next inputs
-            least_ns.append(time.monotonic_ns() - stepped_ns)
-            loss = model(torch.randn(2, 12)).sum()
-            most_ns.append(time.monotonic_ns() - began_ns)
-        # iterations 1 to 3 are measured
-        assert median(least_ns[1:4]) <= session.profile().uncovered_ns <= median(most_ns[1:4])
+            mark()
+            works()  # the next inputs
+            mark()
+        profile = session.profile()
+
+    def spent(start: int, end: int) -> float:  # in the iterations that are measured
+        times = [mark for each in marks for mark in each[:-1]] + marks[-1][-1:]
+        return median(times[6 * each + end] - times[6 * each + start] for each in range(1, 4))
+
+    until_backward = profile.layers[-1]
+    assert until_backward.name == UNTIL_BACKWARD
+    assert not any(tensor.layer == len(profile.layers) - 1 for tensor in profile.tensors)
+    assert spent(1, 2) <= until_backward.forward_ns <= spent(0, 3)
+    assert spent(3, 4) + spent(5, 6) <= profile.uncovered_ns <= spent(2, 5) + spent(4, 7)
+
+
+def test_the_passes_and_steps_of_an_iteration_are_all_in_its_profile(a_world_of_one):
+    took_ns: dict[str, list[int]] = {"passes": [], "steps": []}
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:
+            began_ns = time.monotonic_ns()
+            torch.randn(300, 300) @ torch.randn(300, 300)
+            super().step(closure)
+            took_ns["steps"][-1] += time.monotonic_ns() - began_ns
+
+    model = _model()
+    optimizers = [Slow(part.parameters(), 0.01) for part in (model.layers[:2], model.layers[2:])]
+    with gradlane.attach(model, optimizers, network=GIVEN, profile_iterations=3) as session:
+        for _ in range(5):
+            took_ns["steps"].append(0)
+            with session.no_sync():
+                first = model(torch.randn(2, 12)).sum()
+                began_ns = time.monotonic_ns()
+                first.backward()
+                model(torch.randn(2, 12)).sum().backward()
+            last = model(torch.randn(2, 12)).sum()
+            took_ns["passes"].append(time.monotonic_ns() - began_ns)
+            last.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        profile = session.profile()
+    passes, steps = (median(took_ns[what][1:4]) for what in ("passes", "steps"))
+    assert passes <= profile.layers[-1].forward_ns
+    assert steps <= profile.update_ns + len(profile.layers)  # each layer's part is rounded down
 
 
 def test_a_gradient_read_inside_the_backward_pass_is_refused_at_once(a_world_of_one, monkeypatch):

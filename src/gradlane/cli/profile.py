@@ -15,7 +15,7 @@ from gradlane.compare.memory import need_memory
 from gradlane.compare.processes import need_no_job, need_torch, run_quietly, torchrun_here
 from gradlane.core import files
 from gradlane.core.launch_options import LAUNCH_VARIABLE, LaunchOptions
-from gradlane.core.profile import Profile
+from gradlane.core.profile import UNTIL_BACKWARD, Profile
 from gradlane.core.stepwise import describe
 from gradlane.errors import RunError
 from gradlane.lifetime import scratch_folder
@@ -70,11 +70,12 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
         size = sum(tensor.spec.size_bytes for tensor in tensors)
         ready = format_ns(max(tensor.ready_ns for tensor in tensors)) if tensors else "-"
         table.add_row(layer.name, format_ns(layer.forward_ns), format_ns(layer.update_ns), format_bytes(size), ready)
+    until_backward_ns = sum(layer.forward_ns for layer in profile.layers if layer.name == UNTIL_BACKWARD)
     shown = console()
     print_table(table)
     shown.print(
-        f"forward {format_ns(profile.forward_ns)}, backward {format_ns(profile.backward_ns)}, "
-        f"uncovered {format_ns(profile.uncovered_ns)}, "
+        f"forward {format_ns(profile.forward_ns - until_backward_ns)}, until backward {format_ns(until_backward_ns)}, "
+        f"backward {format_ns(profile.backward_ns)}, uncovered {format_ns(profile.uncovered_ns)}, "
         f"{counted(len(profile.tensors), 'tensors')}, {format_bytes(profile.size_bytes)}; {profile.source}; written to {out}/",
         highlight=False,
     )

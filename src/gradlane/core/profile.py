@@ -93,6 +93,10 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("update_ns", self.update_ns, 0, MAX_NS)
 
 
+UNTIL_BACKWARD = "(until backward)"
+"""Name of the layer without tensors that a measured profile has for what the script does between its passes."""
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One iteration of a model on a device.
 
@@ -105,8 +109,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         backward_ns: length of the whole backward pass; no gradient is ready later.
         source: where the numbers come from.
         uncovered_ns: the rest of an iteration, which neither passes nor updates cover: the host loads
-            inputs, logs, or waits for the device. It lies between the updates and the next forward
-            pass; messages travel meanwhile.
+            inputs, clips gradients, logs, or waits for the device. It counts as if all of it lay between the
+            updates and the next forward pass; messages travel meanwhile.
         wire_dtype: as what float32 gradients travel; unset if they travel as they are.
     """
 

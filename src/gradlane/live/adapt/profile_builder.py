@@ -7,7 +7,7 @@ from statistics import median
 
 from msgspec import UNSET
 
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import UNTIL_BACKWARD, Layer, Profile, TensorProfile, TensorSpec
 
 LEAST_STABLE = 5  # iterations before a profile may count as stable
 STABLE = 0.05  # part of the backward pass: times that differ by no more are the same
@@ -19,7 +19,8 @@ class ProfileBuilder:
     A gradient's readiness counts from the time at which the gradient of the model's output was
     ready. The forward pass is cut into layers at the first uses of parameters. A layer runs from
     the first use of its module's parameters to the first use of the next one's, so that the layers
-    together are the whole pass.
+    together are the whole pass. A last layer without tensors runs from its end to the backward pass:
+    the loss, metrics, and with gradient accumulation the other passes.
 
     Args:
         specs: the model's tensors, as they travel.
@@ -32,7 +33,9 @@ class ProfileBuilder:
         self._used: dict[str, list[int]] = {spec.name: [] for spec in specs}
         self._forward: list[int] = []
         self._backward: list[int] = []
+        self._until_backward: list[int] = []
         self._update: list[int] = []
+        self._between: list[int] = []
         self._uncovered: list[int] = []
 
     def ready(self, names: Iterable[str], since_backward_ns: int) -> None:
@@ -44,14 +47,22 @@ class ProfileBuilder:
         """Note how long after the start of the forward pass parameter `name` was first used."""
         self._used[name].append(since_forward_ns)
 
-    def passed(self, forward_ns: int, backward_ns: int) -> None:
-        """Note how long one iteration's passes took."""
+    def passed(self, forward_ns: int, backward_ns: int, until_backward_ns: int = 0) -> None:
+        """Note how long one iteration's passes took, and what lies between them."""
         self._forward.append(forward_ns)
         self._backward.append(backward_ns)
+        self._until_backward.append(until_backward_ns)
 
-    def updated(self, update_ns: int) -> None:
-        """Note how long one `optimizer.step()` took."""
-        self._update.append(update_ns)
+    def between(self, uncovered_ns: int) -> None:
+        """Note how long the script computed between the backward pass and the first `optimizer.step()`."""
+        self._between.append(uncovered_ns)
+
+    def updated(self, update_ns: int, is_first: bool = True) -> None:
+        """Note how long one `optimizer.step()` took, the first of an iteration or another one."""
+        if is_first:
+            self._update.append(0)
+        if self._update:
+            self._update[-1] += update_ns
 
     def rested(self, uncovered_ns: int) -> None:
         """Note how long after an `optimizer.step()` the next forward pass began."""
@@ -88,7 +99,7 @@ class ProfileBuilder:
         tensors = tuple(TensorProfile(self.specs[index], ready_ns[index], layer_of[self.specs[index].name]) for index in order)
         backward_ns = max(_median(self._backward), ready_ns[order[-1]])
         source = f"live, median of {len(self._backward)} iterations"
-        uncovered_ns = _median(self._uncovered)
+        uncovered_ns = _median(self._between) + _median(self._uncovered)
         return Profile(model, device, tensors, layers, backward_ns, source, uncovered_ns, self._wire_dtype or UNSET)
 
     def _layers(self) -> tuple[dict[str, int], tuple[Layer, ...]]:
@@ -115,7 +126,8 @@ class ProfileBuilder:
             Layer(name, end - start, update_ns * size // total_bytes)
             for name, start, end, size in zip(names, starts, ends, sizes, strict=True)
         )
-        return layer_of, layers
+        until_backward_ns = _median(self._until_backward)
+        return layer_of, (*layers, Layer(UNTIL_BACKWARD, until_backward_ns)) if until_backward_ns else layers
 
 
 def _median(values: list[int]) -> int:

@@ -143,8 +143,8 @@ class Watch:
         self._over = self._attaches = False
         self._step = 0  # the one that runs
         self._ends_ns: list[int] = []  # of steps
-        self._forward_ns = self._backward_began_ns = self._update_ns = 0
-        self._passes = (0, 0)
+        self._forward_ns = self._forward_ended_ns = self._backward_began_ns = self._update_ns = 0
+        self._passes = (0, 0, 0)  # forward, backward, and between them
         self._waited_ns: list[int] = [0]  # by step
         self._used: dict[str, int] = {}
         self._used_directly: set[str] = set()
@@ -203,7 +203,8 @@ class Watch:
 
     def forward_ended(self, output: Any) -> None:
         """The model has been called."""
-        self._passes = (self._now() - self._forward_ns, 0)
+        self._forward_ended_ns = self._now()
+        self._passes = (self._forward_ended_ns - self._forward_ns, 0, 0)
         self._backward_began_ns = 0
         for tensor in tensors_in(output):
             if tensor.requires_grad:
@@ -219,7 +220,8 @@ class Watch:
     def _backward_ended(self) -> None:
         # DDP has queued its waiting by now if it sums, so what is queued here comes after that
         ended = self._now()
-        self._passes = (self._passes[0], ended - self._backward_began_ns)
+        began = self._backward_began_ns
+        self._passes = (self._passes[0], ended - began, began - self._forward_ended_ns)
         torch.autograd.Variable._execution_engine.queue_callback(lambda: self._summed(ended))
 
     def _summed(self, ended_ns: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.driver import Driver
+from gradlane.live.comm.recorder import blocked
 from gradlane.live.session.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from gradlane.live.session.tracked import Tracked
 
@@ -22,17 +23,21 @@ class Measuring:
     Args:
         driver, planner: the session's; the planner says which iterations are measured.
         streams: of the device that the model is on; None for the CPU.
+        device_waits: the device waits for sums of other ranks in a stream of its own, for how long nobody knows.
 
     Attributes:
         is_on: the iteration whose backward pass began last is measured.
     """
 
-    def __init__(self, driver: Driver, planner: Planner, streams: Streams | None) -> None:
-        self._driver, self._planner = driver, planner
+    def __init__(self, driver: Driver, planner: Planner, streams: Streams | None, device_waits: bool) -> None:
+        self._driver, self._planner, self._device_waits = driver, planner, device_waits
         self._stopwatch: Stopwatch = HostStopwatch() if streams is None else DeviceStopwatch(streams)
         self._forward_began = self._backward_began = self._step_began = self._stopwatch.now()
+        self._pass_is_first = False  # of the iteration
+        self._backward_ended: Any = None  # until the next step
         self._step_ended: Any = None  # until the next forward pass that trains
-        self._forward_ns = 0
+        self._blocked_ns = 0  # of this thread, when the backward pass had ended
+        self._forward_ns = self._until_backward_ns = 0
         # iterations in which gradients were read before the step, by the order of the norm that was asked for, or None
         self._reads: defaultdict[float | None, set[int]] = defaultdict(set)
         self._unscaled: set[int] = set()  # iterations in which a GradScaler divided gradients by its scale
@@ -56,17 +61,22 @@ class Measuring:
             self._step_ended = None
 
     def forward_begins(self) -> None:
-        """The first forward pass of an iteration begins. Several passes count as one, with the backward passes between them."""
+        """The first forward pass of an iteration begins. Other passes count with the time between it and the backward pass."""
         if self._measures_next:
+            self._pass_is_first = True
             self._forward_began = self._stopwatch.now()
 
     def forward_ended(self) -> None:
         """A forward pass with gradients has ended."""
-        if self._measures_next:
+        if self._pass_is_first:
+            self._pass_is_first = False
             self._stopwatch.report(self._forward_took, self._forward_began)
 
     def _forward_took(self, forward_ns: int) -> None:
-        self._forward_ns = forward_ns
+        self._forward_ns = self._until_backward_ns = forward_ns
+
+    def _backward_began_after(self, until_backward_ns: int) -> None:
+        self._until_backward_ns = until_backward_ns
 
     def used(self, tracked: Tracked, in_forward: bool) -> None:
         """A parameter was used for the first time in the coming iteration, in its forward pass or before it."""
@@ -82,6 +92,7 @@ class Measuring:
         """A backward pass begins; the driver is in its iteration."""
         self.is_on = self._measures_this
         if self.is_on:
+            self._stopwatch.report(self._backward_began_after, self._forward_began)
             self._backward_began = self._stopwatch.now()
 
     def ready(self, several: Sequence[Tracked]) -> None:
@@ -94,17 +105,30 @@ class Measuring:
         """The backward pass has ended."""
         if self.is_on:
             passed = self._planner.builder.passed
-            self._stopwatch.report(lambda backward_ns: passed(self._forward_ns, backward_ns), self._backward_began)
+            self._stopwatch.report(
+                lambda backward_ns: passed(self._forward_ns, backward_ns, self._until_backward_ns - self._forward_ns),
+                self._backward_began,
+            )
+            self._backward_ended, self._blocked_ns = self._stopwatch.now(), blocked.total_ns
 
     def step_begins(self) -> None:
-        """An optimizer is about to step."""
-        if self._measures_this:
-            self._step_began = self._stopwatch.now()
+        """An optimizer is about to step; what it needs has arrived.
+
+        Since the backward pass the script computed, but for waits for sums. Where a device waits for them it is not counted.
+        """
+        if not self._measures_this:
+            return
+        if self._backward_ended is not None and not self._device_waits:
+            blocked_ns, between = blocked.total_ns - self._blocked_ns, self._planner.builder.between
+            self._stopwatch.report(lambda passed_ns: between(max(0, passed_ns - blocked_ns)), self._backward_ended)
+        self._step_began = self._stopwatch.now()
 
     def step_ended(self) -> None:
         """An optimizer has stepped."""
         if self._measures_this:
-            self._stopwatch.report(self._planner.builder.updated, self._step_began)
+            is_first, updated = self._backward_ended is not None, self._planner.builder.updated
+            self._backward_ended = None
+            self._stopwatch.report(lambda update_ns: updated(update_ns, is_first), self._step_began)
             self._step_ended = self._stopwatch.now()
 
     def settle(self) -> None:
