@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
+from gradlane.live.comm import long_waits
 from gradlane.live.comm.turn import is_here
 from gradlane.live.remote_update.served_actions import ServedActions
 from gradlane.live.startup.launched import set_launched
@@ -352,8 +354,8 @@ def beside_ddp(rank: int, world: int, what: str) -> list[str]:
     return differences(*found)
 
 
-def refused_number(rank: int, world: int) -> tuple[str, str]:
-    """What is raised where rank 1 sets a learning rate that no update can have."""
+def refused_number(rank: int, world: int, number: str = "lr", value: float = -0.1) -> tuple[str, str]:
+    """What is raised where rank 1 sets a learning rate that no update can have, or another number."""
     model = Mlp()
     optimizer = momentum(model)
     generator = torch.Generator().manual_seed(rank)
@@ -361,13 +363,37 @@ def refused_number(rank: int, world: int) -> tuple[str, str]:
     try:
         for step in range(5):
             if (step, rank) == (3, 1):
-                optimizer.param_groups[0]["lr"] = -0.1
+                optimizer.param_groups[0][number] = value
             _step(model, optimizer, model.batch(generator))
     except GradlaneError as error:
         return type(error).__name__, str(error)
     finally:
         session.close()
     return "nothing", ""
+
+
+def closed_later(rank: int, world: int) -> list[str]:
+    """What rank 0 says in close(), which rank 1 calls once that was said."""
+    model = Mlp()
+    store = _store("closed later")
+    session = gradlane.attach_to_servers(model, momentum(model), timeout=20)
+    said: list[str] = []
+
+    class Tells(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            store.set("said", "")
+
+    tells, log = Tells(), logging.getLogger("gradlane")
+    log.addHandler(tells)
+    try:
+        if rank == 1:
+            store.get("said")
+        with patch.object(long_waits, "SAY_S", 0.01):
+            session.close()
+    finally:
+        log.removeHandler(tells)
+    return said
 
 
 def too_late(rank: int, world: int) -> str:

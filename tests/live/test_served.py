@@ -290,6 +290,18 @@ def test_a_number_that_no_update_can_have_ends_the_job_on_all_ranks(two_ranks):
     assert heard == f"transport: rank 1 failed in iteration 2: InputError: {what}"
 
 
+def test_a_momentum_that_goes_to_zero_ends_the_job_on_all_ranks(two_ranks):
+    (kind, heard), (own_kind, text) = two_ranks.run("tests.live.served:refused_number", number="momentum", value=0.0)
+    assert (kind, own_kind) == ("PeerFailed", "UnsupportedError")
+    assert text.startswith("rank 1, iteration 2: the momentum of parameter group 0 went from or to 0")
+    assert heard.startswith("transport: rank 1 failed in iteration 2: UnsupportedError: the momentum of parameter group 0")
+
+
+def test_a_rank_that_waits_for_others_to_close_says_so(two_ranks):
+    lines, _ = two_ranks.run("tests.live.served:closed_later")
+    assert lines[0].startswith("gradlane: rank 0 waits for every rank to call close() of this session")
+
+
 def test_a_value_that_does_not_come_in_time_is_named(two_ranks):
     text, _ = two_ranks.run("tests.live.served:too_late")
     assert text.startswith("CommunicationError: iteration 2: the new value of layers.")

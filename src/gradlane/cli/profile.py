@@ -54,7 +54,11 @@ def command(nproc: int, out: Path, as_json: bool, script: str, arguments: tuple[
             raise RunError.of("the script", exit_code)
         measured = Path(scratch, "profile.json")
         if not measured.exists():
-            click.echo("gradlane: the script left no profile: did it call gradlane.attach, and run six iterations?", err=True)
+            click.echo(
+                "gradlane: the script left no profile: did it call gradlane.attach, and run six iterations? Of a script that "
+                "wraps its model in DistributedDataParallel, gradlane launch --ddp --timeline DIR leaves one",
+                err=True,
+            )
             raise click.exceptions.Exit(1)
         profile = files.read(measured, Profile)
         for name in ("profile.json", "network.json"):

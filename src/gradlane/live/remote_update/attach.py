@@ -131,7 +131,7 @@ def attach_to_servers(
         if synchronises:
             new_groups = NewGroups(job.group, roll.store, roll.name)
             buffers = await_others(lambda: Broadcasts(job, values, new_groups), "the connections for buffers")
-        values.meet()  # nobody waits for anybody's part in this any more
+        values.meet("every rank to attach")  # nobody waits for anybody's part in this any more
     coordination.channel.close()  # from here on the node tells what becomes of the others
     session = ServedSession(ServedIterations(job, groups, values, staleness, buffers), values, after_close=forget)
     keep(session)

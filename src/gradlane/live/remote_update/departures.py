@@ -25,10 +25,14 @@ class Departures:
         job: of this rank.
         store: of torch.distributed. Only the ranks of the job write there.
         staleness: iterations that a rank may be ahead of the slowest; None for any number, so that nobody is missed.
+
+    Attributes:
+        rank: of this process in the whole job.
     """
 
     def __init__(self, job: Job, store: Any, staleness: int | None) -> None:
         self._job, self._store, self._staleness = job, store, staleness
+        self.rank = job.global_rank
         self._left: dict[int, int] = {}  # iterations, by rank
         self._looks = False
         self._closed = threading.Event()

@@ -175,7 +175,8 @@ class ServedIterations:
         if self._awaits_step:
             self.fail(
                 "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
-                "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler)",
+                "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler), and only "
+                "steps of the optimizers that were attached count",
                 UnsupportedError,
             )
         self.flush()
@@ -187,6 +188,8 @@ class ServedIterations:
             self._values.set_rules(self._rules)
         except InputError as error:  # perhaps of this rank alone
             self.fail(f"the optimizer's numbers: got {error}", InputError)
+        except UnsupportedError as error:
+            self.fail(str(error), UnsupportedError)
         self.iteration += 1
         self._values.begin(self.iteration)
         self._updates.begin(self.tracked, ())

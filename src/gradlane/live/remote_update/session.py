@@ -15,6 +15,8 @@ from gradlane.live.remote_update.values import Values
 if TYPE_CHECKING:
     from typing_extensions import Self  # of typing from Python 3.11 on
 
+_ALL_CLOSE = "every rank to call close() of this session; where a rank has several, all ranks must close them in one order"
+
 
 class ServedSession:
     """Made by `gradlane.attach_to_servers`; `close()`, or the end of a `with` block, detaches it.
@@ -104,12 +106,12 @@ class ServedSession:
                 if iterations.buffers is not None:
                     iterations.buffers.close()
                 iterations.take_unstepped()
-                self._values.meet()
+                self._values.meet(_ALL_CLOSE)
                 if self.staleness != 0:
                     self._values.fetch("parameters")
                     iterations.actions.copy(iterations.tracked)
                 iterations.fetch_states()
-                self._values.meet()
+                self._values.meet(_ALL_CLOSE)
         finally:
             self._passes.close()
             iterations.give_up()

@@ -29,7 +29,7 @@ def place_states(states: Sequence[Mapping[str, Any]], params: Sequence[torch.Ten
     """
     for part in _PARTS:
         values.place(part, [_part_of(state, part, param.detach()) for state, param in zip(states, params, strict=True)])
-    values.meet()
+    values.meet("all ranks' servers to have the optimizer's state")
 
 
 def fetched_states(values: Values) -> list[dict[str, torch.Tensor]]:

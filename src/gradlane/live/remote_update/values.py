@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from gradlane.core.plan import Plan
-from gradlane.errors import JobError, PeerDied
+from gradlane.errors import JobError, PeerDied, UnsupportedError
 from gradlane.live.backends.gradient_buffers import GradientBuffers
+from gradlane.live.comm.long_waits import saying
 from gradlane.live.remote_update.departures import Departures
 from gradlane.transport import MessageMemory, Node, NodeEngine, Part, Rule
 
@@ -146,14 +147,15 @@ class Values:
         flight.
 
         Raises:
-            JobError: a rule is of another kind than the group's first, whose state the servers
+            InputError: no update can have the numbers of a rule.
+            UnsupportedError: a rule is of another kind than the group's first, whose state the servers
                 keep.
         """
         for group, (rule, before) in enumerate(zip(rules, self._rules, strict=True)):
             if rule == before:
                 continue
             if rule.kind != self._kinds[group]:
-                raise JobError(
+                raise UnsupportedError(
                     f"the momentum of parameter group {group} went from or to 0, and servers keep what the first step "
                     "needed; close() the session and attach again"
                 )
@@ -240,15 +242,19 @@ class Values:
         """End the job; the other workers' errors have `text`."""
         self._node.abort(text)
 
-    def meet(self) -> None:
+    def meet(self, what: str) -> None:
         """Wait until every worker has called `meet`, without a timeout; a worker that dies ends the
-        wait.
+        wait. Once a minute one line says that this worker waits.
 
         A worker that left sooner would take away its server and its gradients, which others still
         need.
+
+        Args:
+            what: is waited for, as in "every rank to call close()".
         """
         self._node.push(self._meeting_id, notify=False)
-        self._node.wait(self._meeting_id, _FOR_EVER_S)
+        with saying(f"rank {self._departures.rank} waits for {what}"):
+            self._node.wait(self._meeting_id, _FOR_EVER_S)
 
     def close(self) -> None:
         """Close the connections."""
