@@ -24,7 +24,7 @@ from gradlane.core.launch_options import LaunchOptions
 from gradlane.core.network import Network
 from gradlane.core.place import Place
 from gradlane.core.plan import Plan
-from gradlane.core.profile import UNTIL_BACKWARD, Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import BEFORE_FIRST_USE, UNTIL_BACKWARD, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import InputError, JobError, PlanError, UnsupportedError
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.session import gradient_groups
@@ -490,6 +490,32 @@ def test_a_measured_profile_has_what_the_script_does_between_passes_and_steps(a_
     assert not any(tensor.layer == len(profile.layers) - 1 for tensor in profile.tensors)
     assert spent(1, 2) <= until_backward.forward_ns <= spent(0, 3)
     assert spent(3, 4) + spent(5, 6) <= profile.uncovered_ns <= spent(2, 5) + spent(4, 7)
+
+
+def test_what_a_forward_pass_does_before_it_uses_a_parameter_waits_for_none(a_world_of_one):
+    took_ns = []
+
+    class Prepares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = _model()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            began_ns = time.monotonic_ns()
+            torch.randn(300, 300) @ torch.randn(300, 300)
+            took_ns.append(time.monotonic_ns() - began_ns)
+            return self.model(inputs)
+
+    model = Prepares()
+    optimizer = momentum(model)
+    with gradlane.attach(model, optimizer, network=GIVEN, profile_iterations=3) as session:
+        for _ in range(5):
+            model(torch.randn(2, 12)).sum().backward()
+            optimizer.step()
+        profile = session.profile()
+    assert profile.layers[0].name == BEFORE_FIRST_USE
+    assert profile.layers[0].forward_ns >= median(took_ns[1:4])
+    assert min(tensor.layer for tensor in profile.tensors) == 1
 
 
 def test_the_passes_and_steps_of_an_iteration_are_all_in_its_profile(a_world_of_one):

@@ -17,7 +17,7 @@ from gradlane.compare.records import Comparison
 from gradlane.core import files
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
-from gradlane.core.profile import Profile
+from gradlane.core.profile import BEFORE_FIRST_USE, UNTIL_BACKWARD, Profile
 from gradlane.core.timeline import Timeline
 from gradlane.report.page import read_run, render_page
 from gradlane.report.page.drawing import SHOWN
@@ -126,7 +126,7 @@ def test_probe_writes_a_network_that_plan_reads_beside_the_profile_of_a_script(t
     assert files.loads(done.stdout.encode(), Profile) == profile
     assert EXAMPLE.with_suffix(".out").read_text().splitlines()[0] in done.stderr.splitlines()
     assert [tensor.spec.name for tensor in profile.tensors][-1] == "0.weight"
-    assert [layer.name for layer in profile.layers] == ["0", "2", "4"]
+    assert [layer.name for layer in profile.layers] == [BEFORE_FIRST_USE, "0", "2", "4", UNTIL_BACKWARD]
     gradlane("plan", tmp_path / "profile.json", tmp_path / "network.json", "--policy", "p3", "--out", tmp_path / "plan.json")
     options = ["--nproc", 2, "--plan", tmp_path / "plan.json", "--timeline", tmp_path / "out"]
     done = gradlane("launch", *options, EXAMPLE)

@@ -401,6 +401,19 @@ def test_a_job_without_a_whole_step_says_so(tmp_path: Path) -> None:
     assert (trial.title, trial.number) == ("alexnet, no whole step under the last plan, of ranks 0", "-")
 
 
+@pytest.mark.parametrize(("factor", "doubts"), [(0.5, "bound"), (1.0, ""), (3.0, "simulated")])
+def test_steps_that_are_shorter_than_the_bound_are_a_reason_to_doubt_it(tmp_path: Path, factor: float, doubts: str) -> None:
+    plan, timeline = simulated("wfbp")
+    profile = PROFILE.stretched(1 / factor)
+    files.write(tmp_path / "timeline-rank0.json", msgspec.structs.replace(timeline, rank=0))
+    files.write(tmp_path / "plan-rank0.json", plan)
+    files.write(tmp_path / "profile.json", profile)
+    files.write(tmp_path / "network.json", NETWORK)
+    begins = {"bound": "doubt the bound: a step takes ", "simulated": "take what is simulated as rough: ", "": None}[doubts]
+    remarks = of_launch(tmp_path).remarks
+    assert [remark[: len(begins or "")] for remark in remarks] == ([begins] if begins else [])
+
+
 def test_a_profile_of_another_model_is_named(tmp_path: Path) -> None:
     plan, timeline = simulated("wfbp")
     files.write(tmp_path / "timeline-rank0.json", msgspec.structs.replace(timeline, rank=0))

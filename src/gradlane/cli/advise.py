@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradlane.cli import reports
+from gradlane.cli.inputs.cases import message_cost
 from gradlane.cli.inputs.types import SCRIPT, SECONDS, whole_number
 from gradlane.cli.terminal import console, print_table
 from gradlane.compare.memory import need_memory
@@ -171,7 +172,7 @@ def unknown(advice: Advice) -> list[str]:
     run = advice.run
     said = [
         "policies over gradlane's own servers: their network is measured by gradlane.attach, and auto tries them",
-        "what the script does outside of model and optimizer counts as computing before the forward pass",
+        "what the script does outside of its passes and optimizers counts as computing before the forward pass",
     ]
     low_ns, high_ns = quantile(run.step_ns, 0.1), quantile(run.step_ns, 0.9)
     if high_ns - low_ns > _UNSTEADY * advice.step_ns:
@@ -199,6 +200,10 @@ def unknown(advice: Advice) -> list[str]:
             said.append(f"the script {does}, which needs all sums before the step: no option defers updates")
     else:
         said.append("whether the script reads gradients before the step otherwise; then no update can be deferred")
+    if not run.reads or run.norm is not None:
+        said.append(
+            "whether the script reads all parameters after the step (an average of weights); it then waits for all sums"
+        )
     if run.others:
         said.append(f"{run.others} more models of the script under DDP; this is about {run.model}, the first that trained")
     return said
@@ -260,7 +265,7 @@ def _show(advice: Advice) -> None:
     )  # fmt: skip
     say(f"a step takes {format_ns(advice.step_ns)} under DDP and {format_ns(advice.alone_ns)} without sums{waits}")
     network = run.network
-    say(f"the network: {format_ns(network.startup_ns)} for a message and {_rate(network)}, measured")
+    say(f"the network: {message_cost(network)} for a message and {_rate(network)}, measured")
     say("")
     if advice.differs:
         table = Table()

@@ -283,7 +283,7 @@ def _why(outcome: Outcome) -> str:
     messages, where = outcome.plan.messages, outcome.case.where
     if isinstance(where, Network):
         path = where.path
-        startup_ns = sum(max(path.segment_of(each.size_bytes).startup_ns, path.min_message_ns) for each in messages)
+        startup_ns = sum(sum(path.parts_ns(each.size_bytes)[:2]) for each in messages)
     else:
         startup_ns = len(messages) * where.startup_ns
     waits_ns = outcome.iteration_ns - outcome.case.profile.compute_ns

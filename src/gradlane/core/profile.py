@@ -93,6 +93,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need_int("update_ns", self.update_ns, 0, MAX_NS)
 
 
+BEFORE_FIRST_USE = "(before the first use)"
+"""Name of the layer without tensors that a measured profile has for what a forward pass does before it uses any parameter."""
 UNTIL_BACKWARD = "(until backward)"
 """Name of the layer without tensors that a measured profile has for what the script does between its passes."""
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
-from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import BEFORE_FIRST_USE, DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.device import PAUSE_US, DeviceClock, Intervals, Part, Work
 from gradlane.trace.events import ACCUMULATE, KERNELS, MARK, OPTIMIZER_STEP, Event
@@ -312,7 +312,9 @@ def _profile(
         layer_of = [layer_at[at] for at in ready]
         starts = [forward_ns * (ends[0] - end) // ends[0] for end in ends]
         how = "forward shared out among layers as backward is"
-    bounds = [0, *(min(start, forward_ns) for start in starts[1:]), forward_ns]
+    bounds = [*(min(start, forward_ns) for start in starts), forward_ns]
+    if bounds[0]:  # the model prepares its inputs, and no parameter is needed yet
+        bounds, names, layer_of = [0, *bounds], [BEFORE_FIRST_USE, *names], [layer + 1 for layer in layer_of]
     sizes = [0] * len(names)
     for layer, spec in zip(layer_of, specs, strict=True):
         sizes[layer] += spec.size_bytes

@@ -70,8 +70,10 @@ def form(
             store.wait([f"{key}/{of}"], timedelta(seconds=left_s()))
             return bytes(store.get(f"{key}/{of}")).decode()
         except RuntimeError as error:
+            why = "" if "timeout" in str(error) else f" ({error})"  # torch's text names keys of the store
+            does = "; is it started, with gradlane server HOST:PORT?" if of.startswith("server") else ""
             raise CommunicationError(
-                f"{me}: {of} did not come to meet the others within {timeout_s:.0f} s ({error}){options.numbering}"
+                f"{me}: {of} did not come to meet the others within {timeout_s:.0f} s{why}{does}{options.numbering}"
             ) from None
 
     first = workers[0]

@@ -325,6 +325,8 @@ def _parse_rate(text: str) -> int:
             rate = count * parse_rate(card)
         if rate > 8 * MAX_RATE:
             raise InputError(f"--rate: got {text!r}, expected at most {format_rate(MAX_RATE)}")
+        if rate < 8:  # rates of a network are in whole bytes
+            raise InputError(f"--rate: got {text!r}, expected 8bit or more")
         return rate
     raise InputError(
         f"--rate: got {text!r}{did_you_mean(card, zoo.LINKS)}, expected a rate such as 10gbit, or one of "
@@ -409,7 +411,7 @@ def _describe_where(case: Case) -> str:
     within = "" if where.bus is UNSET else f", {where.bus.devices} devices a host on {format_rate(where.bus.bytes_per_second)}"
     if isinstance(where, Network):
         least, chosen = where.path.segments[0].startup_ns, where.algorithm in TABLES
-        costs = f"{format_ns(least)} to {format_ns(where.startup_ns)}" if chosen else format_ns(where.startup_ns)
+        costs = f"{format_ns(least)} to {format_ns(where.startup_ns)}" if chosen else message_cost(where)
         return (
             f"all-reduce of {counted(where.workers, 'workers')}: a message costs {costs} and travels at "
             f"{'up to ' if chosen else ''}{format_rate(where.bytes_per_second)}{within}"
@@ -419,6 +421,12 @@ def _describe_where(case: Case) -> str:
         f"{counted(len(where.workers), 'workers')} and {counted(len(where.servers), 'servers')} on "
         f"{counted(len(where.hosts), 'hosts')}: a message costs {format_ns(where.startup_ns)}, links of {_rates(where)}{within}"
     )
+
+
+def message_cost(network: Network) -> str:
+    """What a message costs beside its bytes, for people."""
+    startup_ns, least_ns = network.path.segments[-1].startup_ns, network.path.min_message_ns
+    return format_ns(startup_ns) + (f" (with its bytes at least {format_ns(least_ns)})" if least_ns > startup_ns else "")
 
 
 def _rates(cluster: Cluster) -> str:

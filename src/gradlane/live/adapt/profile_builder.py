@@ -7,7 +7,7 @@ from statistics import median
 
 from msgspec import UNSET
 
-from gradlane.core.profile import UNTIL_BACKWARD, Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import BEFORE_FIRST_USE, UNTIL_BACKWARD, Layer, Profile, TensorProfile, TensorSpec
 
 LEAST_STABLE = 5  # iterations before a profile may count as stable
 STABLE = 0.05  # part of the backward pass: times that differ by no more are the same
@@ -18,9 +18,9 @@ class ProfileBuilder:
 
     A gradient's readiness counts from the time at which the gradient of the model's output was
     ready. The forward pass is cut into layers at the first uses of parameters. A layer runs from
-    the first use of its module's parameters to the first use of the next one's, so that the layers
-    together are the whole pass. A last layer without tensors runs from its end to the backward pass:
-    the loss, metrics, and with gradient accumulation the other passes.
+    the first use of its module's parameters to the first use of the next one's. A layer without tensors
+    comes first, which runs until any is used: a model may prepare its inputs. Another one comes last, from
+    the end of the pass to the backward pass: the loss, metrics, and with gradient accumulation the other passes.
 
     Args:
         specs: the model's tensors, as they travel.
@@ -118,7 +118,6 @@ class ProfileBuilder:
                 sizes.append(0)
             layer_of[name] = len(names) - 1
             sizes[-1] += size_of[name]
-        starts[0] = 0
         ends = [*starts[1:], max(_median(self._forward), starts[-1])]
         update_ns = _median(self._update)
         total_bytes = sum(size_of.values())
@@ -127,7 +126,12 @@ class ProfileBuilder:
             for name, start, end, size in zip(names, starts, ends, sizes, strict=True)
         )
         until_backward_ns = _median(self._until_backward)
-        return layer_of, (*layers, Layer(UNTIL_BACKWARD, until_backward_ns)) if until_backward_ns else layers
+        if until_backward_ns:
+            layers = (*layers, Layer(UNTIL_BACKWARD, until_backward_ns))
+        if starts[0]:
+            layers = (Layer(BEFORE_FIRST_USE, starts[0]), *layers)
+            layer_of = {name: layer + 1 for name, layer in layer_of.items()}
+        return layer_of, layers
 
 
 def _median(values: list[int]) -> int:

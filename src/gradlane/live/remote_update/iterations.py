@@ -175,8 +175,8 @@ class ServedIterations:
         if self._awaits_step:
             self.fail(
                 "a backward pass begins, and step() was not called after the last one, whose gradients are on the servers. To "
-                "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler), and only "
-                "steps of the optimizers that were attached count",
+                "accumulate, run all passes but the last inside session.no_sync(); a step cannot be left out (GradScaler); "
+                "optimizers that were not attached do not count",
                 UnsupportedError,
             )
         self.flush()

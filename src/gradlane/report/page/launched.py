@@ -110,7 +110,7 @@ def of_launch(folder: Path) -> facts.TrialFacts:
         lines=[] if profile is None else [("computing alone, as measured in the first steps", profile.compute_ns / 1e6)],
         layers=[] if profile is None else [layer.name for layer in profile.layers],
         arms=[arm],
-        remarks=[] if outcome is None or not steps else _remarks(outcome.iteration_ns, typical_ns),
+        remarks=[] if outcome is None or not steps else _remarks(outcome.iteration_ns, typical_ns, outcome.bound_ns),
     )
 
 
@@ -125,9 +125,14 @@ def _profile_for(plan: Plan, path: Path) -> Profile | None:
         raise InputError(f"{path}: {error}") from None
 
 
-def _remarks(simulated_ns: int, typical_ns: float) -> list[str]:
-    """What to know where the simulator is far off what was measured."""
+def _remarks(simulated_ns: int, typical_ns: float, bound_ns: int) -> list[str]:
+    """What to know where the simulator is far off what was measured, or a step is shorter than it holds possible."""
     off = simulated_ns / typical_ns - 1
+    if typical_ns < bound_ns:
+        return [
+            f"doubt the bound: a step takes {format_ns(round(typical_ns))}, less than any schedule's {format_ns(bound_ns)} by "
+            "the job's measurements; the network was faster then, or other steps were measured"
+        ]
     if abs(off) <= DOUBTFUL:
         return []
     return [
