@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 import gradlane
+from gradlane.core.launch_options import LaunchOptions
+from gradlane.live.startup.launched import set_launched
 from tests.commands import ROOT
 from tests.live.networks import UntilAwaited, network_until_awaited
 
@@ -155,6 +157,22 @@ def exported(rank: int, world: int, to: str, ports: list[int]) -> str:
     if reader is not None:
         return str(reader.get_metrics_data().to_json())
     return "\n".join(f"{path}: {path.stat().st_size}" for path in Path().rglob("*") if path.is_file())
+
+
+def lines_of_two(rank: int, world: int) -> list[str]:
+    """What two sessions of a process that is launched with --progress print."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.ExitStack() as sessions:
+        set_launched(LaunchOptions(progress=1e-9))
+        try:
+            nets = [_net(), _net()]
+            for net in nets:
+                sessions.enter_context(gradlane.attach(net, torch.optim.SGD(net.parameters(), lr=0.1), "wfbp"))
+        finally:
+            set_launched(LaunchOptions())
+        for net in [*nets, *nets]:
+            net(torch.randn(8, 32)).square().mean().backward()
+    return said.getvalue().splitlines()
 
 
 def lines(rank: int, world: int) -> list[str]:

@@ -132,6 +132,12 @@ def test_rank_0_says_how_it_goes(two_ranks):
     assert re.search(r"simulated bound [\d.]+ ms; wfbp over all-reduce, 4 messages", lines[-1])
 
 
+def test_lines_of_a_second_session_begin_with_its_number_and_model(two_ranks):
+    lines, _ = two_ranks.run("tests.live.metrics:lines_of_two")
+    assert len(lines) == 2
+    assert re.match(r"gradlane: session \d+, Sequential, step 1: [\d.]+ ms a step; ", lines[-1])
+
+
 def test_launch_prints_lines_and_leaves_a_report(tmp_path):
     report = tmp_path / "report.html"
     done = run_command("launch", "--nproc", 2, "--progress", "0.001", "--report", report, EXAMPLE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,13 @@ def test_a_server_without_a_job_says_at_once_what_it_waits_for_and_gives_up() ->
     ):
         serve(nobody, said.append, said.append, wait_s=0.3)
     assert said == [f"waiting up to 0.3 s for a job's store at {nobody}"]
+
+
+def test_a_server_gives_up_what_accepts_connections_and_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        at = f"127.0.0.1:{mute.getsockname()[1]}"
+        done = gradlane("server", at, "--wait", 0.3, expect=1)
+    assert f"what listens at {at} gave no answer within 2.3 s; expected the store of a job" in done.stderr
 
 
 @pytest.mark.parametrize("place", ["node0", "node0:", "node0:0", "node0:http", ":29400"])

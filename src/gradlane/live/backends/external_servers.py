@@ -14,6 +14,8 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -30,6 +32,7 @@ _FOR_EVER_S = 10**6.0
 _TRY_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.02  # a wait of torch's store that ends by its timeout is two lines in its log
 _HOW_TO_USE = 'ranks use N of them by gradlane.attach(..., backend="server", servers=N) or gradlane launch --await-servers N'
+_ANSWER_S = 2.0  # for torch to tell of its own timeout
 _SAY_EVERY_S = 10.0  # while a server waits for the job's store
 
 
@@ -118,12 +121,30 @@ def _job_store(store: Any) -> Any:
 def _connect(at: str, timeout_s: float, say: Callable[[str], None]) -> Any:
     host, _, port = at.rpartition(":")
     _await_listener(host.strip("[]"), int(port), timeout_s, say)
-    wait = timedelta(seconds=timeout_s)
+    limit_s = timeout_s + _ANSWER_S
+    answers: SimpleQueue[Any] = SimpleQueue()
+
+    def connect() -> None:
+        wait = timedelta(seconds=timeout_s)
+        try:
+            store = dist.TCPStore(host.strip("[]"), int(port), None, is_master=False, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
+        except (RuntimeError, dist.DistError) as error:
+            answers.put(error)
+        else:
+            answers.put(store)
+
+    # beside it, since torch waits without end for the first answer of what accepts connections and says nothing
+    Thread(target=connect, name="gradlane-connect", daemon=True).start()
     try:
-        return dist.TCPStore(host.strip("[]"), int(port), None, is_master=False, timeout=wait, wait_for_workers=False)  # type: ignore[attr-defined]
-    except (RuntimeError, dist.DistError) as error:
-        reason = str(error).partition("\n")[0]
-        raise CommunicationError(f"what listens at {at} is no store of a job: {reason}") from None
+        answer = answers.get(timeout=limit_s)
+    except Empty:
+        raise CommunicationError(
+            f"what listens at {at} gave no answer within {limit_s:g} s; expected the store of a job: does its host stand "
+            "still, or is it a proxy?"
+        ) from None
+    if isinstance(answer, Exception):
+        raise CommunicationError(f"what listens at {at} is no store of a job: {str(answer).partition(chr(10))[0]}")
+    return answer
 
 
 def _await_listener(host: str, port: int, timeout_s: float, say: Callable[[str], None]) -> None:

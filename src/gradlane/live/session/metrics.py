@@ -150,10 +150,11 @@ class Progress:
     Args:
         metrics: the session's.
         every_s: seconds between two lines, at least.
+        name: of the session, as the lines begin with it; "" for none.
     """
 
-    def __init__(self, metrics: Callable[[], StepMetrics], every_s: float) -> None:
-        self._metrics, self._every_ns = metrics, round(every_s * NS_PER_SECOND)
+    def __init__(self, metrics: Callable[[], StepMetrics], every_s: float, name: str = "") -> None:
+        self._metrics, self._every_ns, self._name = metrics, round(every_s * NS_PER_SECOND), name
         self._due_ns = now_ns() + self._every_ns
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 
@@ -186,4 +187,5 @@ class Progress:
                 f"rank {metrics['slowest_rank']} was busy for longest in the last {WINDOW} steps, "
                 f"{1e3 * metrics['slowest_busy_seconds']:.1f} ms each"
             )
-        return f"gradlane: step {metrics['step']}: {'; '.join(parts)}"
+        of = f"{self._name}, " if self._name else ""
+        return f"gradlane: {of}step {metrics['step']}: {'; '.join(parts)}"

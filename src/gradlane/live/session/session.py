@@ -188,9 +188,14 @@ class Session:
         """
         return self._parts.meter.metrics(self.tuning)
 
-    def print_progress(self, every_s: float) -> None:
-        """From now on print a line on stderr every `every_s` seconds, or after each step that is longer."""
-        self._parts.meter.on_step = Progress(self.metrics, every_s).step
+    def print_progress(self, every_s: float, name: str = "") -> None:
+        """From now on print a line on stderr every `every_s` seconds, or after each step that is longer.
+
+        Args:
+            every_s: seconds.
+            name: of the session, for the lines of a process with several.
+        """
+        self._parts.meter.on_step = Progress(self.metrics, every_s, name).step
 
     @contextlib.contextmanager
     def join(

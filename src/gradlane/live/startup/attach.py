@@ -250,11 +250,10 @@ def attach_from(
         await_others(lambda: wait_for_all(backend.control_group, backend.control_device), "the end of attach")
     keep(session)
     note_attached()
+    number = next(_attachments)
     if resolved.progress_s is not None and job.rank == 0:
-        session.print_progress(resolved.progress_s)
-    session.on_close(
-        before=partial(_leave_files, resolved.folders.of_session(next(_attachments)), job.global_rank), after=forget
-    )
+        session.print_progress(resolved.progress_s, f"session {number + 1}, {job.model_name}" if number else "")
+    session.on_close(before=partial(_leave_files, resolved.folders.of_session(number), job.global_rank), after=forget)
     return session
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 
 import msgspec
 
@@ -76,7 +76,7 @@ def of_launch(folder: Path) -> facts.TrialFacts:
     outcome = None
     if profile is not None and network_path.exists():
         outcome = predict(plan, profile, files.read_where(network_path))
-    typical_ns = median(first.iteration_ns()) if steps else 0
+    typical_ns = median_low(first.iteration_ns()) if steps else 0
     iterations = typical_iterations(timelines, typical_ns)
     drawn = draw(plan, timelines, iterations) if iterations else None
     if drawn is not None and outcome is not None:
@@ -91,7 +91,7 @@ def of_launch(folder: Path) -> facts.TrialFacts:
         name=plan.policy,
         note="",
         turns_ms=[steps] if steps else [],
-        median_ms=median(steps) if steps else None,
+        median_ms=median_low(steps) if steps else None,
         low_ms=quantile(steps, 0.1) if steps else None,
         high_ms=quantile(steps, 0.9) if steps else None,
         hidden=first.hidden(),
