@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradlane
 from gradlane.errors import UnsupportedError
+from gradlane.live.comm.recorder import blocked
 from gradlane.live.session.session import Session
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, Mlp, log_lines
@@ -159,3 +160,27 @@ def a_shared_part_wrapped(rank: int, world: int, how: str) -> tuple[list[str], l
     with slow_network(), log_lines() as lines:
         found = train(wrap)
     return differences(reference, found), lines
+
+
+def computes_beside_another(rank: int, world: int, delay_s: float) -> tuple[float, float]:
+    """How long the first of two models computes in a step by its profile, and for how long a step of both has waited for sums
+    that come so late, in seconds.
+    """
+    models = Mlp(), _Encoder()
+    generator = torch.Generator().manual_seed(rank)
+    blocked_ns = []
+    options = {**OPTIONS, "profile_iterations": 3}
+    with slow_network() as network:
+        network.delay_s = delay_s
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+        first, second = (gradlane.attach(*pair, "wfbp", **options) for pair in zip(models, optimizers, strict=True))
+        with first, second:
+            for _ in range(6):
+                began_ns = blocked.total_ns
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    x, _ = model.batch(generator)
+                    model(x).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                blocked_ns.append(blocked.total_ns - began_ns)
+            return first.profile().compute_ns / 1e9, min(blocked_ns[1:4]) / 1e9

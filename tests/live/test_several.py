@@ -35,3 +35,9 @@ def test_a_part_that_two_models_share_and_that_was_frozen_when_they_were_wrapped
     assert [differs for differs, _ in outcomes] == [[], []]
     assert [line for line in outcomes[0][1] if "share" in line] == []
     assert len([line for line in outcomes[0][1] if "0.weight was frozen when the model was wrapped" in line]) == 2
+
+
+def test_what_a_script_waits_for_another_models_sums_is_no_computing(two_ranks):
+    for computes_s, waits_s in two_ranks.run("tests.live.several:computes_beside_another", delay_s=0.5):
+        assert waits_s >= 2 * 0.5
+        assert computes_s < 0.5

@@ -9,7 +9,6 @@ from typing import Any
 from gradlane.live.adapt.profiling import Planner
 from gradlane.live.backends.streams import Streams
 from gradlane.live.comm.driver import Driver
-from gradlane.live.comm.recorder import blocked
 from gradlane.live.session.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from gradlane.live.session.tracked import Tracked
 
@@ -23,7 +22,7 @@ class Measuring:
     Args:
         driver, planner: the session's; the planner says which iterations are measured.
         streams: of the device that the model is on; None for the CPU.
-        device_waits: the device waits for sums of other ranks in a stream of its own, for how long nobody knows.
+        device_waits: the model is on a device, which waits for sums of other ranks too, nobody knows for how long.
 
     Attributes:
         is_on: the iteration whose backward pass began last is measured.
@@ -36,7 +35,6 @@ class Measuring:
         self._pass_is_first = False  # of the iteration
         self._backward_ended: Any = None  # until the next step
         self._step_ended: Any = None  # until the next forward pass that trains
-        self._blocked_ns = 0  # of this thread, when the backward pass had ended
         self._forward_ns = self._until_backward_ns = 0
         # iterations in which gradients were read before the step, by the order of the norm that was asked for, or None
         self._reads: defaultdict[float | None, set[int]] = defaultdict(set)
@@ -109,18 +107,17 @@ class Measuring:
                 lambda backward_ns: passed(self._forward_ns, backward_ns, self._until_backward_ns - self._forward_ns),
                 self._backward_began,
             )
-            self._backward_ended, self._blocked_ns = self._stopwatch.now(), blocked.total_ns
+            self._backward_ended = self._stopwatch.now()
 
     def step_begins(self) -> None:
         """An optimizer is about to step; what it needs has arrived.
 
-        Since the backward pass the script computed, but for waits for sums. Where a device waits for them it is not counted.
+        Since the backward pass the script computed. Where a device has waited for sums meanwhile, that is not counted.
         """
         if not self._measures_this:
             return
         if self._backward_ended is not None and not self._device_waits:
-            blocked_ns, between = blocked.total_ns - self._blocked_ns, self._planner.builder.between
-            self._stopwatch.report(lambda passed_ns: between(max(0, passed_ns - blocked_ns)), self._backward_ended)
+            self._stopwatch.report(self._planner.builder.between, self._backward_ended)
         self._step_began = self._stopwatch.now()
 
     def step_ended(self) -> None:

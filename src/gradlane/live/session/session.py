@@ -113,7 +113,7 @@ class Session:
         self._parts = Parts(
             job=job, backend=backend, driver=self._driver, recorder=self._recorder, planner=planner, controller=controller,
             verifier=verifier, buffers=buffers, finite=finite,
-            measuring=Measuring(self._driver, planner, streams, device_waits=backend.has_streams and job.world > 1),
+            measuring=Measuring(self._driver, planner, streams, device_waits=streams is not None and job.world > 1),
             gradients=self._gradients, actions=actions, updates=updates,
             gpu=Gpu(job.device, updates, actions, lambda text, kind: self._parts.fail(text, kind)),
             meter=Meter(self._driver, planner, on_device=streams is not None, world=job.world), may_cross=may_cross,

@@ -7,11 +7,12 @@ until `settle`, and measuring delays no kernel.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from gradlane.live.backends.streams import Streams
-from gradlane.live.comm.recorder import now_ns
+from gradlane.live.comm.recorder import blocked, now_ns
 
 Report = Callable[[int], None]
 """Called with a duration in ns."""
@@ -31,13 +32,15 @@ class Stopwatch(Protocol):
 
 
 class HostStopwatch:
-    """On the CPU, where queued work is done."""
+    """On the CPU, where queued work is done. What the thread waits for sums in between, of any session, does not count."""
 
-    def now(self) -> int:
-        return now_ns()
+    def now(self) -> tuple[int, int, int]:
+        return now_ns(), threading.get_ident(), blocked.total_ns
 
-    def report(self, report: Report, since: int) -> None:
-        report(now_ns() - since)
+    def report(self, report: Report, since: tuple[int, int, int]) -> None:
+        began_ns, thread, blocked_ns = since
+        waited_ns = blocked.total_ns - blocked_ns if thread == threading.get_ident() else 0
+        report(now_ns() - began_ns - waited_ns)
 
     def settle(self) -> None:
         """All is told."""
