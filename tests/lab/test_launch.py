@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,35 @@ def test_the_last_line_names_the_rank_that_failed_and_not_one_that_heard_of_it(t
     # torchrun may see rank 0 end while rank 1 still prints its traceback
     heard = "gradlane: rank 0 ended with exit code 1: PeerFailed: rank 1 failed: LookupError: by the test"
     assert last == heard or re.fullmatch("gradlane: rank 1 ended with exit code 1, the first of [12] to fail; its own .*", last)
+
+
+@pytest.mark.parametrize(
+    ("told", "said", "exit_code"),
+    [
+        (
+            PeerFailed("rank 1 failed: LookupError: by the test", 1),
+            "rank 0 ended with exit code 1: PeerFailed: rank 1 failed",
+            1,
+        ),
+        (PeerDied("rank 1 is gone", 1), "rank 1 was ended by SIGTERM, the first of 2 to fail", 143),
+    ],
+)
+def test_a_rank_that_torchrun_ended_while_it_still_said_why_it_failed_was_not_ended_by_a_signal(
+    tmp_path, monkeypatch, told, said, exit_code
+):
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure, get_error_handler
+
+    from gradlane.live.startup.torchrun import failure_of
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0.json"))
+    get_error_handler().record_exception(told)
+    failures = {
+        0: ProcessFailure(0, 1000, 1, str(tmp_path / "0.json")),
+        1: ProcessFailure(1, 1001, -signal.SIGTERM, str(tmp_path / "1.json")),
+    }
+    failure = failure_of(failures)
+    assert str(failure).startswith(said)
+    assert failure.exit_code == exit_code
 
 
 @pytest.mark.parametrize(

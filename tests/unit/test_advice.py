@@ -35,6 +35,13 @@ def run(bytes_per_second: int, workers: int = 4, rest_ns: int = 0, **changes: ob
     return structs.replace(measured, **changes)
 
 
+@pytest.mark.parametrize("clips", [False, True])
+def test_of_a_script_that_reads_its_parameters_after_each_step_no_option_defers_updates(clips):
+    advice = advise(run(60 * 10**6, clips=clips, reads_norms_alone=clips, reads_parameters=True))
+    assert not any(option.plan.crosses_barrier for option in advice.options)
+    assert any("reads its parameters after each step" in line for line in unknown(advice))
+
+
 def test_where_something_waits_the_best_policy_is_named_and_ddp_is_simulated_as_it_is():
     advice = advise(run(200 * 10**6))
     assert advice.is_worth_it

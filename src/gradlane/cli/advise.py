@@ -200,9 +200,10 @@ def unknown(advice: Advice) -> list[str]:
             said.append(f"the script {does}, which needs all sums before the step: no option defers updates")
     else:
         said.append("whether the script reads gradients before the step otherwise; then no update can be deferred")
-    if not run.reads or run.norm is not None:
+    if run.reads_parameters:
         said.append(
-            "whether the script reads all parameters after the step (an average of weights); it then waits for all sums"
+            "the script reads its parameters after each step, as an average of weights does: all options are simulated to wait "
+            "for all sums then, though each parameter waits for its own alone"
         )
     if run.others:
         said.append(f"{run.others} more models of the script under DDP; this is about {run.model}, the first that trained")

@@ -13,7 +13,7 @@ from gradlane.core.profile import Profile
 from gradlane.core.records.ddp_run import DdpRun
 from gradlane.errors import InputError
 from gradlane.planning import catalog
-from gradlane.planning.plans import accepted, make_plan, when_clipping
+from gradlane.planning.plans import accepted, behind_barrier, make_plan, when_clipping
 from gradlane.planning.questions import Case
 from gradlane.planning.ranking import with_overhead
 from gradlane.planning.search.space import MOST_PIECES
@@ -197,6 +197,8 @@ def _option(name: str, plan: Plan, case: Case, run: DdpRun) -> Option:
     assert isinstance(case.where, Network)
     if run.reads:
         plan = when_clipping(plan, run.norm)
+    if run.reads_parameters:
+        plan = behind_barrier(plan)
     profile = case.profile.in_order_of(plan.tensors)
     took_ns = iteration_ns(accepted(plan, profile, case.place), profile, case.where)
     expected_ns = with_overhead(took_ns, plan, case.where)

@@ -28,6 +28,7 @@ class DdpRun(msgspec.Struct, frozen=True):
         clips: gradients are clipped before the optimizer's step, which needs all sums.
         scales: a GradScaler asks before the optimizer's step whether gradients are finite.
         reads_norms_alone: if gradients are clipped, always by their norm of order 2, which owners tell sooner.
+        reads_parameters: the script reads its parameters after each step, as an average of weights does.
         others: how many further models the script trained under DDP.
     """
 
@@ -45,6 +46,7 @@ class DdpRun(msgspec.Struct, frozen=True):
     clips: bool = False
     scales: bool = False
     reads_norms_alone: bool = False
+    reads_parameters: bool = False
     others: int = 0
 
     @property
@@ -54,8 +56,8 @@ class DdpRun(msgspec.Struct, frozen=True):
 
     @property
     def norm(self) -> float | None:
-        """The order of the norms that are all that the script was seen to need of its gradients; None if there is more."""
-        return 2.0 if self.reads and self.reads_norms_alone else None
+        """The order of the norms that are all that the script was seen to need early; None if there is more, or nothing."""
+        return 2.0 if self.reads and self.reads_norms_alone and not self.reads_parameters else None
 
     def to_json(self) -> bytes:
         """For `from_json`."""

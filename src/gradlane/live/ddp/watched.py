@@ -33,6 +33,7 @@ from gradlane.live.backends import probe
 from gradlane.live.backends.gradient_buffers import spec_of
 from gradlane.live.comm.recorder import now_ns
 from gradlane.live.ddp.buckets import Buckets
+from gradlane.live.ddp.parameter_reads import ParameterReads
 from gradlane.live.ddp.stages import Progress, Stage
 from gradlane.live.session.hooks import tensors_in
 from gradlane.live.session.ignored import summed_parameters
@@ -129,14 +130,16 @@ class Watch:
         clips: the script has clipped gradients.
         scales: the script has stepped with a GradScaler.
         reads_norms_alone: if it has, always by their norm of order 2.
+        reads_parameters: the script has read its parameters after each step that was looked at.
         is_alone: gradients are not summed at present.
     """
 
     def __init__(self, folder: Path, steps: int) -> None:
         self._folder, self._steps = folder, steps
         self.models: list[WatchedDistributedDataParallel] = []
-        self.clips = self.scales = self.is_alone = False
+        self.clips = self.scales = self.is_alone = self.reads_parameters = False
         self.reads_norms_alone = True
+        self._parameter_reads: ParameterReads | None = None  # until the next forward pass
         self._call: WatchedDistributedDataParallel | None = None
         self._trained: set[int] = set()
         self._optimizer: torch.optim.Optimizer | None = None
@@ -197,6 +200,9 @@ class Watch:
 
     def forward_begins(self) -> None:
         """The model is about to be called."""
+        if self._parameter_reads is not None:
+            self.reads_parameters = self._parameter_reads.end() and (self.reads_parameters or self._step == 1)
+            self._parameter_reads = None
         self._used.clear()
         self._used_directly.clear()
         self._forward_ns = self._now()
@@ -270,7 +276,7 @@ class Watch:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """`optimizer` has stepped: the end of a step of the script."""
-        if optimizer is not self._optimizer:
+        if optimizer is not self._optimizer or self._call is None:
             return
         if self._over:  # the script has caught what was to end it
             _end_now()
@@ -288,6 +294,9 @@ class Watch:
         self._waited_ns.append(0)
         self._begin_stage()
         self._say()
+        if self._step < WARM:
+            self._parameter_reads = ParameterReads(self._call.module.parameters())
+            self._parameter_reads.begin()
 
     def _say(self, *, between: bool = False) -> None:
         assert self._call is not None
@@ -377,6 +386,7 @@ class Watch:
                 timeline=seen,
                 hook=call.own_hook,
                 clips=self.clips,
+                reads_parameters=self.reads_parameters,
                 scales=self.scales,
                 reads_norms_alone=self.reads_norms_alone,
                 others=len(self._trained) - 1,

@@ -70,7 +70,14 @@ def failure_of(failures: Mapping[int, ProcessFailure]) -> RunError:
         failures: by rank. `rank.py` has written down the error of a rank that failed because of another.
     """
     follows = {rank: text for rank, failure in failures.items() if (text := _error_of(failure)).startswith(_PEER_ERRORS)}
-    rank = min(failures, key=lambda each: (each in follows, failures[each].timestamp))
+    # torchrun ends all ranks when one has ended, also the one that has failed first and still prints its error
+    told = tuple(follows.values())
+    ended = {
+        rank
+        for rank, failure in failures.items()
+        if failure.exitcode == -signal.SIGTERM and any(text.startswith(f"PeerFailed: rank {rank} ") for text in told)
+    }
+    rank = min(failures, key=lambda each: (each in follows or each in ended, each in ended, failures[each].timestamp))
     failure = failures[rank]
     exit_code = exit_code_of(failure.exitcode)
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
