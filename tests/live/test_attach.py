@@ -518,6 +518,23 @@ def test_what_a_forward_pass_does_before_it_uses_a_parameter_waits_for_none(a_wo
     assert min(tensor.layer for tensor in profile.tensors) == 1
 
 
+def test_passes_that_are_not_calls_of_the_model_leave_no_other_time_in_the_profile(a_world_of_one):
+    model = _model()
+    optimizer = momentum(model)
+    took_ns = []
+    with gradlane.attach(model, optimizer, network=GIVEN, profile_iterations=3) as session:
+        for step in range(5):
+            began_ns = time.monotonic_ns()
+            output = (model if step < 2 else model.forward)(torch.randn(2, 12))  # two calls of the model, then none
+            output.sum().backward()
+            took_ns.append(time.monotonic_ns() - began_ns)
+            for _ in range(20):
+                torch.randn(300, 300) @ torch.randn(300, 300)
+            optimizer.step()
+        profile = session.profile()
+    assert profile.forward_ns <= took_ns[1]
+
+
 def test_the_passes_and_steps_of_an_iteration_are_all_in_its_profile(a_world_of_one):
     took_ns: dict[str, list[int]] = {"passes": [], "steps": []}
 

@@ -33,6 +33,7 @@ class Measuring:
         self._stopwatch: Stopwatch = HostStopwatch() if streams is None else DeviceStopwatch(streams)
         self._forward_began = self._backward_began = self._step_began = self._stopwatch.now()
         self._pass_is_first = False  # of the iteration
+        self._forward_was_seen = False  # in the iteration: scripts may call methods of the model instead
         self._backward_ended: Any = None  # until the next step
         self._step_ended: Any = None  # until the next forward pass that trains
         self._forward_ns = self._until_backward_ns = 0
@@ -61,7 +62,7 @@ class Measuring:
     def forward_begins(self) -> None:
         """The first forward pass of an iteration begins. Other passes count with the time between it and the backward pass."""
         if self._measures_next:
-            self._pass_is_first = True
+            self._pass_is_first = self._forward_was_seen = True
             self._forward_began = self._stopwatch.now()
 
     def forward_ended(self) -> None:
@@ -90,8 +91,10 @@ class Measuring:
         """A backward pass begins; the driver is in its iteration."""
         self.is_on = self._measures_this
         if self.is_on:
-            self._stopwatch.report(self._backward_began_after, self._forward_began)
+            if self._forward_was_seen:
+                self._stopwatch.report(self._backward_began_after, self._forward_began)
             self._backward_began = self._stopwatch.now()
+        self._forward_was_seen = False
 
     def ready(self, several: Sequence[Tracked]) -> None:
         """Gradients are ready, together."""
