@@ -205,10 +205,10 @@ def _launch_and_report(given: argparse.Namespace, options: LaunchOptions, run: A
 
 
 def _report(target: Path, folder: Path, has_failed: bool) -> None:
-    """Write the report of what is in `folder`, or print why there is none.
+    """Write a report of `folder`. If that is not possible, print the reason.
 
     Raises:
-        GradlaneError, OSError: the files cannot be read or written. Not if the job `has_failed`: its own error is raised then.
+        GradlaneError, OSError: the files cannot be read or written, and the job has not failed.
     """
     why_not = "no rank of this node attached gradlane and ended its session"
     if left_something(folder):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -180,11 +180,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         def at(time_ns: int) -> int:
             return round(time_ns * factor)
 
-        tensors = tuple(msgspec.structs.replace(tensor, ready_ns=at(tensor.ready_ns)) for tensor in self.tensors)
-        layers = tuple(Layer(each.name, at(each.forward_ns), at(each.update_ns)) for each in self.layers)
-        return msgspec.structs.replace(
-            self, tensors=tensors, layers=layers, backward_ns=at(self.backward_ns), uncovered_ns=at(self.uncovered_ns)
-        )
+        return self._retimed(at, at)
 
     def lasting(self, step_ns: int) -> Profile:
         """The same profile with every time in proportion, so that a step without communication takes `step_ns`, exactly.
@@ -193,8 +189,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             step_ns: 0 or more; the profile's own steps take some time.
         """
 
+        compute_ns = self.compute_ns
+
         def at(time_ns: int) -> int:
-            return time_ns * step_ns // self.compute_ns
+            return time_ns * step_ns // compute_ns
 
         passed = 0
 
@@ -203,6 +201,15 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             began, passed = passed, passed + time_ns
             return at(passed) - at(began)  # rounded where it begins and ends, so that rounding does not add up
 
+        return self._retimed(at, lasts)
+
+    def _retimed(self, at: Callable[[int], int], lasts: Callable[[int], int]) -> Profile:
+        """The same profile with other times.
+
+        Args:
+            at: from when a gradient is ready to when it is ready instead.
+            lasts: the same of durations; called for those of a step in turn.
+        """
         tensors = tuple(msgspec.structs.replace(tensor, ready_ns=at(tensor.ready_ns)) for tensor in self.tensors)
         layers = tuple(Layer(each.name, lasts(each.forward_ns), lasts(each.update_ns)) for each in self.layers)
         backward_ns, uncovered_ns = lasts(self.backward_ns), lasts(self.uncovered_ns)

@@ -85,7 +85,7 @@ class Computing:
         if self.step_ns is not None:
             if not profile.compute_ns:
                 raise InputError(f"--step-time: got it with {text}, whose steps take no time; expected a profile with times")
-            self._need_possible_step(text)
+            self._need_possible_step(text, self.step_ns)
             source = f"a step of {format_ns(self.step_ns)} as stated; {profile.source}"[:MAX_NAME]
             profile = msgspec.structs.replace(profile.lasting(self.step_ns), source=source)
         return profile.with_wire_dtype(None if self.wire_dtype is None else WIRE_DTYPES[self.wire_dtype])
@@ -135,21 +135,21 @@ class Computing:
         with naming("--mfu"):
             return zoo.profile(name, device=device, batch=batch, compute_dtype=dtype, mfu=self.mfu)
 
-    def _need_possible_step(self, text: str) -> None:
-        """Refuse a --step-time in which --device, or without it any device of the zoo, could not compute the network.
+    def _need_possible_step(self, text: str, step_ns: int) -> None:
+        """Refuse a --step-time that is too short for --device, or without it for every device of the zoo.
 
-        Of a file's operations nothing is known.
+        A profile in a file does not say how many operations a step has. So its step may take any time.
         """
-        if self.step_ns is None or Path(text).is_file():
+        if Path(text).is_file():
             return
         _, batch, _ = self._of_zoo(text)
         specs = list(zoo.DEVICES.values()) if self.device is None else [zoo.DEVICES[self.device]]
         most = _WINOGRAD * max(peak for spec in specs for peak in spec.operations_per_second.values())
         least_ns = math.ceil(zoo.training_operations(text, batch) / most * NS_PER_SECOND)
-        if self.step_ns < least_ns:
+        if step_ns < least_ns:
             who = "device of the zoo" if self.device is None else specs[0].title
             raise InputError(
-                f"--step-time: got {format_ns(self.step_ns)}, expected {format_ns(least_ns)} or more: no {who} computes {text} "
+                f"--step-time: got {format_ns(step_ns)}, expected {format_ns(least_ns)} or more: no {who} computes {text} "
                 f"at batch {batch} in less; give the time of a whole step, and the --batch that it is of"
             )
 

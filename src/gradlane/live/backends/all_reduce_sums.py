@@ -258,9 +258,9 @@ class SumsInStream(_InOrder):
                 buffer.scatter()
             if norms is not None:
                 norms.compute(batch)
-            if norms is not None and tells_norms:
-                norms.tell()
-                _sum_in_stream(norms.memory, group)
+                if tells_norms:
+                    norms.tell()
+                    _sum_in_stream(norms.memory, group)
 
         self._ends[message] = self._stream.run(queue, after=ready)
         self._queued.append(message)

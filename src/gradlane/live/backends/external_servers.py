@@ -143,7 +143,8 @@ def _connect(at: str, timeout_s: float, say: Callable[[str], None]) -> Any:
             "still, or is it a proxy?"
         ) from None
     if isinstance(answer, Exception):
-        raise CommunicationError(f"what listens at {at} is no store of a job: {str(answer).partition(chr(10))[0]}")
+        reason = str(answer).partition("\n")[0]
+        raise CommunicationError(f"what listens at {at} is no store of a job: {reason}")
     return answer
 
 

@@ -127,12 +127,12 @@ def _profile_for(plan: Plan, path: Path) -> Profile | None:
 
 def _remarks(simulated_ns: int, typical_ns: float, bound_ns: int) -> list[str]:
     """What to know where the simulator is far off what was measured, or a step is shorter than it holds possible."""
-    off = simulated_ns / typical_ns - 1
     if typical_ns < bound_ns:
         return [
             f"doubt the bound: a step takes {format_ns(round(typical_ns))}, less than any schedule's {format_ns(bound_ns)} by "
             "the job's measurements; the network was faster then, or other steps were measured"
         ]
+    off = simulated_ns / typical_ns - 1
     if abs(off) <= DOUBTFUL:
         return []
     return [
