@@ -95,8 +95,11 @@ def check_broken(rank: int, world: int, fault: str) -> None:
         def measure(self) -> Any:
             import msgspec
 
-            network = super().measure()
-            return msgspec.structs.replace(network, source=f"rank {rank}") if fault == "measured apart" else network
+            measured = super().measure()
+            if fault != "measured apart":
+                return measured
+            networks = {name: msgspec.structs.replace(each, source=f"rank {rank}") for name, each in measured.networks.items()}
+            return measured._replace(networks=networks)
 
         def prepare(self, plan: Any, buffers: Any) -> Any:
             return BrokenSums(super().prepare(plan, buffers))

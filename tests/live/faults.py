@@ -25,13 +25,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradlane
-from gradlane.core.network import Network
 from gradlane.errors import GradlaneError, JobError, UnsupportedError
+from gradlane.live.backends.base import Measured
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.control_frames import HEADER, VERSION, Frame
 from gradlane.live.session import gradient_groups
-from gradlane.live.startup import attach
+from gradlane.live.startup import attach, networks
 from gradlane.live.startup.validation import job_of
 from gradlane.live.torch_versions import timeout_of
 from gradlane.schedule import Dispatcher, Engine
@@ -421,9 +421,10 @@ def attach_and_close_often(rank: int, world: int, backend: str) -> tuple[dict[st
 
 def leave_in_attach(rank: int, world: int) -> str:
     """Rank 1's handler of SIGTERM calls sys.exit while attach measures the network; what each rank raises."""
+    networks._known.clear()
     measure = ParameterServerBackend.measure
 
-    def leave(backend: ParameterServerBackend) -> Network:
+    def leave(backend: ParameterServerBackend) -> Measured:
         if rank == 1:
             sys.exit(143)
         return measure(backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -12,8 +13,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradlane
 from gradlane.errors import UnsupportedError
+from gradlane.live.backends.all_reduce import AllReduceBackend
+from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.comm.recorder import blocked
 from gradlane.live.session.session import Session
+from gradlane.live.startup import networks
 from tests.live.cases import bits_of, differences
 from tests.live.loops import GIVEN, Mlp, log_lines
 from tests.live.networks import counting_deferred_updates, slow_network
@@ -184,3 +188,54 @@ def computes_beside_another(rank: int, world: int, delay_s: float) -> tuple[floa
                     optimizer.zero_grad()
                 blocked_ns.append(blocked.total_ns - began_ns)
             return first.profile().compute_ns / 1e9, min(blocked_ns[1:4]) / 1e9
+
+
+def a_second_session(rank: int, world: int, backend: Any, meanwhile: str) -> tuple[int, bool, list[str]]:
+    """Attach, train and close twice, a wider model the second time.
+
+    Args:
+        meanwhile: "" for nothing, "too long": more than ten minutes pass on rank 1; "halves": the second model has them.
+
+    Returns:
+        How many times this rank measured all-reduces or streams, whether both sessions have the same networks, and in which
+        tensors each model differs from DDP's.
+    """
+    networks._known.clear()
+    measured = 0
+
+    def counted(measure: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any, **options: Any) -> Any:
+            nonlocal measured
+            measured += 1
+            return measure(*args, **options)
+
+        return count
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        torch.manual_seed(rank)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(4, 24, dtype=next(model.parameters()).dtype)).float().square().mean().backward()
+            optimizer.step()
+
+    places, differs = [], []
+    dtypes = (torch.float32, torch.bfloat16 if meanwhile == "halves" else torch.float32)
+    with (
+        patch.object(AllReduceBackend, "measure_sums", counted(AllReduceBackend.measure_sums)),
+        patch.object(ParameterServerBackend, "measure_streams", counted(ParameterServerBackend.measure_streams)),
+    ):
+        for width, dtype in zip((24, 32), dtypes, strict=True):
+            torch.manual_seed(0)
+            model, beside = (nn.Sequential(nn.Linear(24, width), nn.Linear(width, 8)).to(dtype) for _ in range(2))
+            beside.load_state_dict(model.state_dict())
+            optimizer, expected = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (model, beside))
+            policy = "bytescheduler" if backend else None
+            with gradlane.attach(model, optimizer, policy, backend=backend, profile_iterations=1, timeout=20) as session:
+                places.append(session.places)
+                steps(model, optimizer)
+            steps(TorchDDP(beside), expected)
+            differs += differences(bits_of(model, optimizer), bits_of(beside, expected))
+            if meanwhile == "too long" and rank == 1:
+                for depends_on, known in networks._known.items():
+                    networks._known[depends_on] = known._replace(at_s=known.at_s - 601)
+    return measured, places[0] == places[1], differs

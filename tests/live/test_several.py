@@ -41,3 +41,15 @@ def test_what_a_script_waits_for_another_models_sums_is_no_computing(two_ranks):
     for computes_s, waits_s in two_ranks.run("tests.live.several:computes_beside_another", delay_s=0.5):
         assert waits_s >= 2 * 0.5
         assert computes_s < 0.5
+
+
+@pytest.mark.parametrize(("backend", "measurements"), [("all-reduce", 1), ("server", 1), (None, 2)])
+def test_a_second_session_of_the_same_ranks_goes_on_with_the_networks_of_the_first(two_ranks, backend, measurements):
+    for measured, is_same, differs in two_ranks.run("tests.live.several:a_second_session", backend=backend, meanwhile=""):
+        assert (measured, is_same, differs) == (measurements, True, [])
+
+
+@pytest.mark.parametrize("meanwhile", ["too long", "halves"])
+def test_all_ranks_measure_again_where_one_knows_the_network_no_more_or_halves_travel(two_ranks, meanwhile):
+    for measured, _, differs in two_ranks.run("tests.live.several:a_second_session", backend="all-reduce", meanwhile=meanwhile):
+        assert (measured, differs) == (2, [])

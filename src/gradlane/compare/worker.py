@@ -312,7 +312,7 @@ class _Maker:
         groups = NewGroups(None, dist.distributed_c10d._get_default_store(), "compare")
         self._sums = AllReduceBackend(torch.device("cpu"), None, groups, config.timeout_s, algorithm=None)
         with _computing(self._load()):
-            network = self._sums.measure(_BUDGET_S, _SOURCE)
+            network = self._sums.measure_sums(_BUDGET_S, _SOURCE)
         self.networks = {ArmSpec("ddp").place: network}
         if self._sums.is_hierarchical:  # as torch's DDP does not sum
             self.networks[BASELINE] = self._sums.networks["flat"]

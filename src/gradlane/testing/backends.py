@@ -7,7 +7,6 @@ On every rank of a job, after `torch.distributed.init_process_group`:
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Sequence
 
@@ -15,12 +14,12 @@ import torch
 import torch.distributed as dist
 from msgspec import UNSET, UnsetType, structs
 
-from gradlane.core import files
 from gradlane.core.backends import BackendName
 from gradlane.core.plan import Lane, Message, Ownership, Plan, Slice, Wire
 from gradlane.core.profile import DTYPE_BYTES, TensorSpec
 from gradlane.errors import JobError, OrderError
 from gradlane.live.backends.base import Backend
+from gradlane.live.backends.copies import is_equal_on_all
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.backends.streams import Event
 from gradlane.schedule import NativeDispatcher
@@ -45,7 +44,7 @@ def check_backend(
 
     Collective: every rank of the backend's process group calls it alike. It closes the backend.
 
-    - All ranks measure the same network, of as many workers as there are ranks.
+    - All ranks measure the same networks, of as many workers as there are ranks, and can go on with them.
     - Every message is summed in place over all ranks, whole or in two phases, gathered from
       scattered ranges and put back, iteration after iteration, under one plan after another.
     - `on_done` is called once for each message (or phase), without an error, unless `start` says that it has ended. `on_sent`
@@ -91,12 +90,12 @@ def check_backend(
 
 
 def _check_measured(backend: Backend, world: int) -> None:
-    network = backend.measure()
-    assert network.workers == world, f"measure: a network of {network.workers} workers, expected {world}"
-    digest = int.from_bytes(hashlib.sha256(files.dumps(network)).digest()[:7], "big")
-    both = torch.tensor([digest, -digest], dtype=torch.int64, device=backend.control_device)
-    dist.all_reduce(both, op=dist.ReduceOp.MAX, group=backend.control_group)
-    assert both.tolist() == [digest, -digest], f"measure: ranks have measured different networks, this one {network}"
+    measured = backend.measure()
+    for network in measured.networks.values():
+        assert network.workers == world, f"measure: a network of {network.workers} workers, expected {world}"
+    is_equal = is_equal_on_all(repr(measured).encode(), backend.control_group, backend.control_device)
+    assert is_equal, f"measure: ranks have measured different networks, this one {measured}"
+    backend.take_over(measured)
 
 
 def _plans(specs: tuple[TensorSpec, ...], wire: Wire, two_phase: bool, lanes: int) -> list[Plan]:

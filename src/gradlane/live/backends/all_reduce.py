@@ -19,6 +19,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.traffic_class import TrafficClass, traffic_classes
 from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.backends.all_reduce_sums import FlatSums, HierarchicalSums, SumsInStream
+from gradlane.live.backends.base import Measured
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.hierarchy import Hosts, Stages, hosts_of, levels_of
 from gradlane.live.backends.norms import Norms, NormsExchange
@@ -78,7 +79,7 @@ class AllReduceBackend:
         self._algorithm, self._hosts = algorithm, self._find_hosts(algorithm, on_host=streams is None)
         self.is_hierarchical = algorithm == "hierarchical"
         self.networks: dict[Algorithm, Network] = {}
-        """What `measure` has measured."""
+        """What was measured, or taken over."""
         self._probed: Probed | None = None
         self._streams, self.has_streams = streams, streams is not None
         self._stream = None if streams is None else streams.open(urgent=True)
@@ -113,8 +114,18 @@ class AllReduceBackend:
                 self._groups.open()
                 self._group_of_part.append(self._groups[self._flat[-1]])
 
-    def measure(self, budget_s: float = 1.0, source: str = "measured at attach, all-reduce") -> Network:
-        """Measure the network of the algorithm in use (collective). See `Backend.measure`.
+    def measure(self) -> Measured:
+        """The network of the algorithm in use (collective)."""
+        return Measured({"all-reduce": self.measure_sums()})
+
+    def take_over(self, measured: Measured) -> None:
+        """Sum by the algorithm that the network is of."""
+        network = measured.networks["all-reduce"]
+        self.is_hierarchical = network.bus is not UNSET
+        self.networks["hierarchical" if self.is_hierarchical else "flat"] = network
+
+    def measure_sums(self, budget_s: float = 1.0, source: str = "measured at attach, all-reduce") -> Network:
+        """Measure the network of the algorithm in use (collective).
 
         Where both may be used, measure both, sum equal messages by each in turns, and stay with the
         faster one. The network of hierarchical sums has a bus.
@@ -137,7 +148,7 @@ class AllReduceBackend:
         return self.networks["hierarchical" if self.is_hierarchical else "flat"]
 
     def measure_again(self, budget_s: float, source: str) -> Network:
-        """Measure flat sums once more (collective), after `measure`.
+        """Measure flat sums once more (collective), after `measure_sums`.
 
         Returns:
             The network of all measurements so far, which says more of a long run than the first.

@@ -8,11 +8,12 @@ they decide nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from gradlane.core.backends import BackendName
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
@@ -160,6 +161,18 @@ class Sums(Protocol):
         return set(messages)
 
 
+class Measured(NamedTuple):
+    """What a backend has measured, the same on every rank.
+
+    Attributes:
+        networks: what messages cost over each carrier, in ns and bytes a second; first over the one of plans that name none.
+        packet_bytes: in which servers send; None without servers.
+    """
+
+    networks: Mapping[BackendName, Network]
+    packet_bytes: int | None = None
+
+
 class Backend(Protocol):
     """Carries the messages of a job between its ranks.
 
@@ -185,14 +198,20 @@ class Backend(Protocol):
     def control_device(self) -> torch.device:
         """Where tensors have to be that `control_group` exchanges."""
 
-    def measure(self) -> Network:
-        """Measure what messages cost (collective). Nothing may be under way.
-
-        Returns:
-            The same network on every rank, its times in ns and rates in bytes a second.
+    def measure(self) -> Measured:
+        """Measure what messages cost, and choose what is fastest (collective). No plan may have been prepared.
 
         Raises:
             JobError: a rank is gone.
+        """
+
+    def take_over(self, measured: Measured) -> None:
+        """Go on with what `measure` of another backend has found, in place of measuring (collective).
+
+        Args:
+            measured: of the same carriers, ranks and options.
+
+        Raises what `measure` raises.
         """
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> Sums:

@@ -16,11 +16,10 @@ import torch.distributed as dist
 from msgspec import UNSET
 
 from gradlane.core.backends import BackendName
-from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import CapacityError, JobError, PeerError
 from gradlane.live.backends.all_reduce import AllReduceBackend
-from gradlane.live.backends.base import Backend, Sums
+from gradlane.live.backends.base import Backend, Measured, Sums
 from gradlane.live.backends.gradient_buffers import MessageBuffer
 from gradlane.live.backends.parameter_server import ParameterServerBackend
 from gradlane.live.backends.probe import slowest_of
@@ -71,19 +70,16 @@ class Carriers:
     def control_device(self) -> torch.device:
         return self._all_reduce.control_device
 
-    def measure(self) -> Network:
-        """The network of all-reduce (collective)."""
-        return self._all_reduce.measure()
-
-    def measure_each(self) -> dict[BackendName, Network]:
-        """Choose the size of packets, and measure the networks of all carriers, all-reduce's first
-        (collective).
-        """
-        networks: dict[BackendName, Network] = {"all-reduce": self.measure()}
+    def measure(self) -> Measured:
+        """Choose the size of packets, and measure the networks of both carriers (collective)."""
+        sums = self._all_reduce.measure_sums()
         if "network" in self._servers.levels:  # memory has no packets
             _choose_packets(self._servers, self.control_group)
-        networks["server"] = self._servers.measure(_BUDGET_S)
-        return networks
+        return Measured({"all-reduce": sums, "server": self._servers.measure_streams(_BUDGET_S)}, self._servers.packet_bytes)
+
+    def take_over(self, measured: Measured) -> None:
+        for each in (self._all_reduce, self._servers):
+            each.take_over(measured)
 
     def prepare(self, plan: Plan, buffers: Sequence[MessageBuffer]) -> Sums:
         """Take up a plan, over the carrier that it names (collective)."""

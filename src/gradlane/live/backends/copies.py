@@ -1,7 +1,8 @@
-"""Copies: one rank's tensors put on all ranks, and a barrier of them."""
+"""Copies: one rank's tensors put on all ranks, a comparison between ranks, and a barrier of them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -30,6 +31,19 @@ def copy_from(rank: int, tensors: Iterable[torch.Tensor], group: Any = None, dev
         broadcast_from(rank, flat, group)
         for tensor, values in zip(of_dtype, torch.split(flat, [tensor.numel() for tensor in of_dtype]), strict=True):
             tensor.copy_(values.view(tensor.shape))
+
+
+def is_equal_on_all(data: bytes, group: Any = None, device: torch.device | None = None) -> bool:
+    """Whether every rank of the group has the same `data` (collective).
+
+    Args:
+        group: carries tensors on `device`; None for the default group.
+        device: None for the CPU.
+    """
+    digest = int.from_bytes(hashlib.sha256(data).digest()[:7], "big")
+    most = torch.tensor([digest, -digest], dtype=torch.int64, device=device or "cpu")
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return bool(most.tolist() == [digest, -digest])
 
 
 def wait_for_all(group: Any = None, device: torch.device | None = None) -> None:

@@ -46,7 +46,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.backends.addresses import own_address, store_address
-from gradlane.live.backends.base import OnDone, OnSent, Sums
+from gradlane.live.backends.base import Measured, OnDone, OnSent, Sums
 from gradlane.live.backends.external_servers import meet_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
 from gradlane.live.backends.owned_pieces import OwnedPieces
@@ -273,7 +273,16 @@ class ParameterServerBackend:
         """A process group of torch.distributed, used only between iterations."""
         return self._control
 
-    def measure(self, budget_s: float = 1.0) -> Network:
+    def measure(self) -> Measured:
+        """The network of streams of messages (collective)."""
+        return Measured({"server": self.measure_streams()}, self.packet_bytes)
+
+    def take_over(self, measured: Measured) -> None:
+        """Send packets of the same size."""
+        assert measured.packet_bytes is not None
+        self.use_packets(measured.packet_bytes)
+
+    def measure_streams(self, budget_s: float = 1.0) -> Network:
         """Measure what messages cost, in streams, where one message returns while the next is sent
         (collective).
 
@@ -312,6 +321,11 @@ class ParameterServerBackend:
             else UNSET
         )
         return structs.replace(network, segments=pieces, min_message_ns=0, own_link=own_link)
+
+    @property
+    def packet_bytes(self) -> int:
+        """The size of packets, in bytes."""
+        return self._options.packet_bytes
 
     def use_packets(self, packet_bytes: int) -> None:
         """Connect anew for packets of that size, a multiple of 64 up to 512 KiB, unless they have it

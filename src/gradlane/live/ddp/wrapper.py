@@ -263,10 +263,7 @@ class DistributedDataParallel(TorchDDP):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attach(self) -> None:
         if self._session is not None and not set(self._optimizers) <= set(self._session.optimizers):
-            self._tell(
-                "a new optimizer steps the model: gradlane attaches anew, which measures the network for some seconds, unless "
-                "--network names one (gradlane probe writes it)"
-            )
+            self._tell("a new optimizer steps the model: gradlane attaches anew, and measures steps anew")
         self._detach()
         self._share_with_others()  # a part that both train only now
         if self._kept_by_torch:

@@ -36,7 +36,7 @@ from gradlane.live.adapt.replanning import Replanning
 from gradlane.live.adapt.tuner import digest, prepare
 from gradlane.live.backends.all_reduce import AllReduceBackend
 from gradlane.live.backends.base import Backend
-from gradlane.live.backends.carriers import CONNECT_S, Carriers, with_servers
+from gradlane.live.backends.carriers import CONNECT_S, with_servers
 from gradlane.live.backends.copies import copy_from, wait_for_all
 from gradlane.live.backends.external_servers import connections
 from gradlane.live.backends.parameter_server import ParameterServerBackend
@@ -58,6 +58,7 @@ from gradlane.live.startup import handshake
 from gradlane.live.startup.launched import begin_attach, launched, note_attached
 from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
+from gradlane.live.startup.networks import measured_by
 from gradlane.live.startup.options import AttachOptions, FolderOptions, SteppingOptions
 from gradlane.live.startup.validation import Optimizers, job_of, trains_alone
 from gradlane.planning import catalog
@@ -120,7 +121,7 @@ def attach(
         summation_order: server backend only. "arrival" (None) adds each packet when it arrives;
             "rank" adds in rank order, which gives the same bits in every run and under every
             policy, and takes more memory.
-        network: to plan for; None to measure it now.
+        network: to plan for; None to measure it, unless these ranks have attached so within the last ten minutes.
         profile: to plan from; None to measure it over the first iterations.
         profile_iterations: iterations measured before the policy's plan takes over; until then
             gradients travel in DDP's buckets and every update is awaited before the next forward
@@ -427,7 +428,7 @@ def _build(
     given, stepping = options.measuring.profile, options.stepping
     profile = None if given is None else given.with_wire_dtype(job.wire_dtype)
     await_others = coordination.failures.collective
-    places = await_others(lambda: _places(options, backend), "the measuring of the network")
+    places = await_others(lambda: _places(job, options, backend), "the measuring of the network")
     controller = start.controller
     if options.is_auto and job.world > 1:
         controller = Auto(job.rank, job.model_name, places, backend.has_streams, streams_of(job.device) is not None)
@@ -449,13 +450,18 @@ def _build(
     )
 
 
-def _places(options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
-    """Where plans can be carried out; the networks are measured now unless one is given (collective)."""
-    if isinstance(backend, Carriers):
-        return tuple(Place(network, name) for name, network in backend.measure_each().items())
-    network = options.measuring.network or backend.measure()
+def _places(job: Job, options: AttachOptions, backend: Backend) -> tuple[Place, ...]:
+    """Where plans can be carried out; the networks are measured unless one is given (collective)."""
+    networks: Mapping[BackendName, Network]
+    if options.measuring.network is not None:
+        networks = {options.backend: options.measuring.network}
+    else:
+        connected = (type(backend), tuple(job.ranks), job.device, job.measured_dtype, options.backend, options.carrier)
+        networks = measured_by(backend, job.rank, connected).networks
     coordinated = options.stepping.order == "coordinator"
-    return (Place(network, options.backend, options.carrier.servers, coordinated, backend.has_streams),)
+    return tuple(
+        Place(network, name, options.carrier.servers, coordinated, backend.has_streams) for name, network in networks.items()
+    )
 
 
 def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str, are_due: bool) -> BufferSync | None:
