@@ -48,8 +48,8 @@ def main() -> None:
 def connect(name: str, shared_memory: bool) -> ParameterServerBackend:
     """A backend of its own."""
     groups = NewGroups(None, dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store()), name)
-    options = {"packet_bytes": NodeOptions.packet_bytes, "rank_order": False, "shared_memory": shared_memory}
-    return ParameterServerBackend(groups, groups.store, 60.0, fingerprint=bytes(32), **options)  # type: ignore[arg-type]
+    rank, world = dist.get_rank(), dist.get_world_size()
+    return ParameterServerBackend(groups, NodeOptions(world, world, rank, rank), 60.0, shared_memory=shared_memory)
 
 
 if __name__ == "__main__":

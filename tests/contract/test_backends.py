@@ -34,13 +34,18 @@ def made(name: str, **options: Any) -> Any:
     from gradlane.live.backends.all_reduce import AllReduceBackend
     from gradlane.live.backends.carriers import Carriers
     from gradlane.live.backends.parameter_server import ParameterServerBackend
+    from gradlane.live.startup.options import AttachOptions, CarrierOptions
 
     if name == "carriers":
-        return Carriers(made("all-reduce", **options), made("server", rank_order=False, **options))
+        return Carriers(made("all-reduce", **options), made("server", **options))
     groups = new_groups()
     if name == "all-reduce":
         return AllReduceBackend(torch.device("cpu"), None, groups, TIMEOUT_S, **options)
-    return ParameterServerBackend(groups, groups.store, TIMEOUT_S, fingerprint=bytes(32), packet_bytes=1024, **options)
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    order = "rank" if options.pop("rank_order", False) else None
+    carrier = CarrierOptions("server", packet_bytes=1024, summation_order=order, servers=options.pop("external", 0))
+    node = AttachOptions(carrier=carrier).of_node(rank, range(world), bytes(32))
+    return ParameterServerBackend(groups, node, TIMEOUT_S, **options)
 
 
 def check(rank: int, world: int, name: str, options: dict[str, Any], **checked: Any) -> list[str]:

@@ -13,10 +13,9 @@ from gradlane.core.backends import refuse_what_cannot_be_done
 from gradlane.core.plan import Message, Plan
 from gradlane.errors import InputError, JobError, PlanError
 from gradlane.plugin.core import Core
-from gradlane.transport import Node
+from gradlane.transport import FOR_EVER_S, Node
 
 Array = npt.NDArray[Any]
-_FOR_EVER_S = 10**6.0
 
 
 class NodeSums:
@@ -102,7 +101,7 @@ class NodeSums:
         assert self._core is not None
         while not self._ending.is_set():
             try:
-                done = self._node.take(_FOR_EVER_S)
+                done = self._node.take(FOR_EVER_S)
             except JobError as error:
                 self._core.notify_failure(error)
                 return

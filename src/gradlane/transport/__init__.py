@@ -4,13 +4,14 @@ channel. Imports the native module, never torch.
 
 from gradlane.transport.engine import CopiedRange, MessageMemory, NodeEngine
 from gradlane.transport.heartbeat import Heartbeat
-from gradlane.transport.node import ALL, ANYONE, DTYPES, OPS, SHARDED, Node, NodeOptions, Transfer, WireLane
+from gradlane.transport.node import ALL, ANYONE, DTYPES, FOR_EVER_S, OPS, SHARDED, Node, NodeOptions, Transfer, WireLane
 from gradlane.transport.rules import UNBOUNDED, Adam, Part, Rule, Sgd
 
 __all__ = [
     "ALL",
     "ANYONE",
     "DTYPES",
+    "FOR_EVER_S",
     "OPS",
     "SHARDED",
     "UNBOUNDED",

@@ -33,6 +33,8 @@ from gradlane.errors import (
 from gradlane.transport.forks import spare_in_child
 from gradlane.transport.rules import PARTS, Part, Rule
 
+FOR_EVER_S = 10**6.0
+"""Seconds, for waits that end only with what is awaited or by an error."""
 ALL = -1
 """`sender`: every worker contributes. `receiver`: every worker gets the result."""
 ANYONE = -1

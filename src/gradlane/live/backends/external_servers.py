@@ -22,13 +22,12 @@ import msgspec
 import torch.distributed as dist
 
 from gradlane.errors import CommunicationError, JobError, UnsupportedError
-from gradlane.live.backends.addresses import named_address, route, store_address
-from gradlane.transport import Node, NodeOptions, WireLane
+from gradlane.live.backends.addresses import named_address, own_address, route, store_address
+from gradlane.transport import FOR_EVER_S, Node, NodeOptions, WireLane
 from gradlane.transport.formation import form
 from gradlane.units import counted, format_bytes
 
 _PREFIX = "gradlane/servers"
-_FOR_EVER_S = 10**6.0
 _TRY_EVERY_S = 0.1
 _LOOK_EVERY_S = 0.02  # a wait of torch's store that ends by its timeout is two lines in its log
 _HOW_TO_USE = 'ranks use N of them by gradlane.attach(..., backend="server", servers=N) or gradlane launch --await-servers N'
@@ -77,15 +76,14 @@ def connections(servers: int) -> str:
     return f"the connections, also to {counted(servers, 'gradlane servers')}" if servers else "the connections"
 
 
-def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: float, at: str | None = None) -> Node:
-    """Connect this worker with the other workers and with external servers (collective).
+def join(store: Any, options: NodeOptions, timeout_s: float, at: str | None = None) -> Node:
+    """Connect this worker with the other workers, and with the servers beside them or in processes of their own (collective).
 
     Args:
         store: for this call alone, a prefix of the job's.
-        options: of this worker.
-        address: of this host.
+        options: of this worker; servers have processes of their own if they say `tell_tables`.
         timeout_s: seconds to connect.
-        at: "host:port" of the store that the servers connect to; None for the job's own.
+        at: "host:port" of the store that such servers connect to; None for the job's own.
 
     Returns:
         The connected node.
@@ -95,6 +93,8 @@ def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: floa
         CommunicationError: no store at `at`, or rank 0 called no servers in time.
         JobError: as `transport.formation.form`.
     """
+    if not options.tell_tables:
+        return form(store, options, own_address(), timeout_s, store_address=store_address())
     place = _connect(at, timeout_s, lambda _: None) if at else _job_store(store)
     if options.rank == 0:
         number = place.add(f"{_PREFIX}/calls", 1) - 1
@@ -104,7 +104,7 @@ def meet_servers(store: Any, options: NodeOptions, address: str, timeout_s: floa
         store.wait(["call"], timedelta(seconds=timeout_s))
     except RuntimeError as error:
         raise CommunicationError(f"rank {options.rank}: rank 0 called no servers within {timeout_s:.0f} s ({error})") from None
-    return form(_meeting(place, int(store.get("call"))), options, address, timeout_s, store_address=store_address())
+    return form(_meeting(place, int(store.get("call"))), options, own_address(), timeout_s, store_address=store_address())
 
 
 def _job_store(store: Any) -> Any:
@@ -241,7 +241,7 @@ class _UntilNextCall:
 def _next_call(store: Any, number: int) -> Call | None:
     key = f"{_PREFIX}/call/{number}"
     try:
-        store.wait([key], timedelta(seconds=_FOR_EVER_S))
+        store.wait([key], timedelta(seconds=FOR_EVER_S))
         return msgspec.json.decode(store.get(key), type=Call)
     except (RuntimeError, dist.DistError):
         return None
@@ -263,7 +263,7 @@ def _serve_one(
                 f"server {server} of {call.servers} serves {call.world} workers on {node.options.address}:{node.port}, "
                 f"packets of {format_bytes(node.options.packet_bytes)}"
             )
-            while not node.await_goodbyes(_FOR_EVER_S):
+            while not node.await_goodbyes(FOR_EVER_S):
                 pass
             stats = node.stats()
     except JobError as error:

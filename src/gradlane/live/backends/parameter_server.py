@@ -45,25 +45,21 @@ from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
-from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.base import Measured, OnDone, OnSent, Sums
-from gradlane.live.backends.external_servers import meet_servers
+from gradlane.live.backends.external_servers import join
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
 from gradlane.live.backends.owned_pieces import OwnedPieces
 from gradlane.live.backends.pieces import Pieces, cut
 from gradlane.live.backends.probe import QUICK_SIZES, sweep
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.backends.streams import Event
-from gradlane.live.torch_versions import global_ranks
 from gradlane.planning.fit import fit_network
-from gradlane.transport import MessageMemory, Node, NodeEngine, NodeOptions, WireLane
-from gradlane.transport.formation import form
+from gradlane.transport import FOR_EVER_S, MessageMemory, Node, NodeEngine, NodeOptions, WireLane
 from gradlane.transport.host import PIECE_BYTES, share_if_possible
 from gradlane.units import format_bytes
 
 log = logging.getLogger("gradlane")
 
-_FOR_EVER_S = 10**6.0
 _STREAM, _IN_FLIGHT = 16, 4  # messages of a stream, and how many of them are on their way at once
 # `measure` sends more of small messages, and more at once: each then hides what the others take to come back
 _SMALL_BYTES, _STREAM_OF_SMALL, _BYTES_IN_FLIGHT = 4 << 10, 64, 1 << 20
@@ -154,13 +150,8 @@ class ParameterServerBackend:
 
     Args:
         new_groups: makes process groups over the ranks of the job.
-        store: for this session alone.
+        options: of this rank's node.
         timeout_s: seconds to connect, and for each wait of `measure`.
-        fingerprint: 32 bytes, a digest of what the ranks have agreed on.
-        packet_bytes: a multiple of 64 up to 512 KiB.
-        rank_order: add the ranks' parts in rank order, for the same bits in every run.
-        stall_timeout_s: seconds after which a process that says nothing is an error.
-        external: number of servers in processes of their own; 0 for one in each rank's process.
         servers_store: "host:port" of the store at which external servers meet the job; None for the
             job's own.
         weight: TCP connections per lane and peer; the lane's messages are dealt over them.
@@ -171,7 +162,7 @@ class ParameterServerBackend:
         shared_memory: sum through the memory of a host where its ranks can share it.
 
     Raises:
-        JobError, UnsupportedError: as `transport.formation.form`, `transport.host.share` and `meet_servers`.
+        JobError, UnsupportedError: as `external_servers.join` and `transport.host.share`.
     """
 
     control_device = torch.device("cpu")
@@ -181,14 +172,9 @@ class ParameterServerBackend:
     def __init__(
         self,
         new_groups: NewGroups,
-        store: Any,
+        options: NodeOptions,
         timeout_s: float,
         *,
-        fingerprint: bytes,
-        packet_bytes: int,
-        rank_order: bool,
-        stall_timeout_s: float = NodeOptions.dead_s,
-        external: int = 0,
         servers_store: str | None = None,
         weight: int = 1,
         control: Any = None,
@@ -201,21 +187,8 @@ class ParameterServerBackend:
         if control is None:
             control = new_groups.make_for_cpu(timeout_s)
         self._control: Any = control
-        self._store, self._timeout_s, self._servers_store = store, timeout_s, servers_store
-        world, rank = dist.get_world_size(control), dist.get_rank(control)
-        self._options = NodeOptions(
-            world=world,
-            servers=external or world,
-            rank=rank,
-            server=None if external else rank,
-            tell_tables=external > 0,
-            fingerprint=fingerprint,
-            packet_bytes=packet_bytes,
-            rank_order=rank_order,
-            dead_s=stall_timeout_s,
-            ranks=tuple(global_ranks(control)),
-        )
-        self._weight = weight
+        self._store, self._servers_store = new_groups.store, servers_store
+        self._options, self._timeout_s, self._weight = options, timeout_s, weight
         self._formations = 0
         self._sums: ServerSums | None = None  # of the plan in force
         self._failure: JobError | None = None
@@ -228,10 +201,7 @@ class ParameterServerBackend:
         self._formations += 1
         self._lanes = lanes
         options = replace(self._options, lanes=lanes)
-        if options.tell_tables:
-            self._node = meet_servers(prefix, options, own_address(), connect_s, self._servers_store)
-        else:
-            self._node = form(prefix, options, own_address(), connect_s, store_address=store_address())
+        self._node = join(prefix, options, connect_s, self._servers_store)
         self._shares = not options.tell_tables and share_if_possible(prefix, self._node, connect_s, self._wants_memory)
         self._next = 0  # id of the node's next tensor
         self._ending = threading.Event()
@@ -241,7 +211,7 @@ class ParameterServerBackend:
     def _run(self, node: Node, ending: threading.Event) -> None:
         while not ending.is_set():
             try:
-                done = node.take(_FOR_EVER_S)
+                done = node.take(FOR_EVER_S)
             except JobError as error:
                 if not ending.is_set():
                     self._failure = error

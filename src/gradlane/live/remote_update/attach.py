@@ -15,9 +15,8 @@ from gradlane.core.launch_options import STALL_TIMEOUT_S, LaunchOptions
 from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError, JobError, UnsupportedError
-from gradlane.live.backends.addresses import own_address, store_address
 from gradlane.live.backends.copies import copy_from
-from gradlane.live.backends.external_servers import connections, meet_servers
+from gradlane.live.backends.external_servers import connections, join
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.departures import Departures
@@ -36,8 +35,7 @@ from gradlane.live.startup.lifecycle import forget, keep
 from gradlane.live.startup.meeting import ending_together, meet
 from gradlane.live.startup.options import AttachOptions, CarrierOptions
 from gradlane.live.startup.validation import Optimizers, job_of, require_process_group
-from gradlane.transport import UNBOUNDED, Node, NodeOptions
-from gradlane.transport.formation import form
+from gradlane.transport import UNBOUNDED, Node
 
 
 def attach_to_servers(
@@ -118,7 +116,11 @@ def attach_to_servers(
         await_others(lambda: handshake.agree(terms, job, roll), "the handshake")
         tensors = (*model.parameters(), *model.buffers())
         await_others(lambda: copy_from(0, tensors, process_group, job.device), "rank 0's parameters")
-        node = await_others(lambda: _node(job, options, terms, roll.store), connections(options.carrier.servers))
+        of_node = options.of_node(job.rank, job.ranks, terms.fingerprint())
+        servers_store = options.carrier.servers_store
+        node = await_others(
+            lambda: join(roll.store, of_node, job.timeout_s, servers_store), connections(options.carrier.servers)
+        )
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness
         departures = Departures(job, roll.store, staleness)
@@ -203,26 +205,6 @@ def _terms(
         "optimizer state": any(_states(job, groups)),
     }
     return handshake.terms_of(job, plan.policy, "server", "none", options)
-
-
-def _node(job: Job, given: AttachOptions, terms: handshake.Terms, store: Any) -> Node:
-    """The joined node of this rank, with a server in this process or with external servers."""
-    carrier = given.carrier
-    options = NodeOptions(
-        world=job.world,
-        servers=carrier.servers or job.world,
-        rank=job.rank,
-        server=None if carrier.servers else job.rank,
-        tell_tables=carrier.servers > 0,
-        fingerprint=terms.fingerprint(),
-        packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
-        rank_order=carrier.summation_order == "rank",
-        dead_s=given.stepping.stall_timeout,
-        ranks=tuple(job.ranks),
-    )
-    if carrier.servers:
-        return meet_servers(store, options, own_address(), job.timeout_s, carrier.servers_store)
-    return form(store, options, own_address(), job.timeout_s, store_address=store_address())
 
 
 def _keywords(

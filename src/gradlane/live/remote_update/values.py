@@ -17,9 +17,8 @@ from gradlane.errors import JobError, PeerDied, UnsupportedError
 from gradlane.live.backends.gradient_buffers import GradientBuffers
 from gradlane.live.comm.long_waits import saying
 from gradlane.live.remote_update.departures import Departures
-from gradlane.transport import MessageMemory, Node, NodeEngine, Part, Rule
+from gradlane.transport import FOR_EVER_S, MessageMemory, Node, NodeEngine, Part, Rule
 
-_FOR_EVER_S = 10**6.0
 _LOOK_S = 2.0  # a wait looks so often whether somebody has left
 
 
@@ -254,7 +253,7 @@ class Values:
         """
         self._node.push(self._meeting_id, notify=False)
         with saying(f"rank {self._departures.rank} waits for {what}"):
-            self._node.wait(self._meeting_id, _FOR_EVER_S)
+            self._node.wait(self._meeting_id, FOR_EVER_S)
 
     def close(self) -> None:
         """Close the connections."""

@@ -65,7 +65,6 @@ from gradlane.planning import catalog
 from gradlane.planning.measured import where
 from gradlane.planning.plans import make_plan
 from gradlane.planning.ranking import SAFE, policy_of
-from gradlane.transport import NodeOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -363,13 +362,8 @@ def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: han
     def connect_servers(control: Any = None, connect_s: float | None = None) -> ParameterServerBackend:
         return ParameterServerBackend(
             new_groups,
-            new_groups.store,
+            options.of_node(job.rank, job.ranks, terms.fingerprint()),
             job.timeout_s,
-            fingerprint=terms.fingerprint(),
-            packet_bytes=carrier.packet_bytes or NodeOptions.packet_bytes,
-            rank_order=carrier.summation_order == "rank",
-            stall_timeout_s=options.stepping.stall_timeout,
-            external=carrier.servers,
             servers_store=carrier.servers_store,
             weight=carrier.weight,
             control=control,

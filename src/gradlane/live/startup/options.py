@@ -9,7 +9,7 @@ agree on.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -31,6 +31,7 @@ from gradlane.errors import FormatError, InputError
 from gradlane.live.session.verification import VerifyOptions
 from gradlane.planning import catalog
 from gradlane.planning.tuning import TuneOptions
+from gradlane.transport import NodeOptions
 from gradlane.transport.host import is_wanted
 
 if TYPE_CHECKING:
@@ -314,6 +315,28 @@ class AttachOptions(msgspec.Struct, frozen=True):
         if self.carrier.algorithm is not None or network is None:
             return self.carrier.algorithm
         return "flat" if network.bus is UNSET else "hierarchical"
+
+    def of_node(self, rank: int, ranks: Sequence[int], fingerprint: bytes) -> NodeOptions:
+        """Options of the node that this rank sends with.
+
+        Args:
+            rank: of this process in its group.
+            ranks: of the group, as the whole job numbers them.
+            fingerprint: 32 bytes, a digest of what the ranks have agreed on.
+        """
+        external = self.carrier.servers
+        return NodeOptions(
+            world=len(ranks),
+            servers=external or len(ranks),
+            rank=rank,
+            server=None if external else rank,
+            tell_tables=external > 0,
+            fingerprint=fingerprint,
+            packet_bytes=self.carrier.packet_bytes or NodeOptions.packet_bytes,
+            rank_order=self.carrier.summation_order == "rank",
+            dead_s=self.stepping.stall_timeout,
+            ranks=tuple(ranks),
+        )
 
     def terms(self) -> dict[str, Any]:
         """Options that must be equal on all ranks, beside policy, backend, order and barrier.
