@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 
@@ -24,6 +29,13 @@ def invoke(*arguments: object, code: int = 0, columns: int | None = 200) -> str:
     result = CliRunner().invoke(main, [str(argument) for argument in arguments], env={"COLUMNS": columns and str(columns)})
     assert result.exit_code == code, result.output
     return result.stdout if code == 0 else result.output
+
+
+def facts_of(path: Path) -> Any:
+    """The facts of a report, as they stand in the page."""
+    found = re.search(r'<script id="data" type="application/octet-stream">([^<]*)</script>', path.read_text())
+    assert found is not None
+    return json.loads(zlib.decompress(base64.b64decode(found[1])))["facts"]
 
 
 def command_line(*arguments: object) -> list[str]:

@@ -22,10 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 
 import gradlane
 from gradlane.cli import main
+from gradlane.compare.records import Comparison
+from gradlane.core.cluster import Cluster
+from gradlane.core.network import Network
+from gradlane.core.plan import Plan
+from gradlane.core.profile import Profile
+from gradlane.core.records.search_log import SearchLog
+from gradlane.core.records.tuned import Tuned
+from gradlane.core.timeline import Timeline
 from tests.commands import ROOT, command_line
 from tests.unit.test_trace import kineto
 
@@ -141,7 +150,7 @@ def test_pages_and_notes_are_among_the_documents() -> None:
 def test_what_is_checked_is_found_in_the_documents() -> None:
     assert len(ALL_COMMANDS) > 60
     assert len(list(python_of("docs/lab.md"))) == 1
-    assert [line for line, _ in python_of("docs/training.md")] == [107, 130, 145, 168]
+    assert [line for line, _ in python_of("docs/training.md")] == [107, 130, 145, 169]
     assert len(list(blocks("docs/planning.md"))) == 13
     assert len(places("bench/notes/faults.md")) > 20
 
@@ -258,6 +267,24 @@ def test_names_of_gradlane_between_backticks_are_there(document: str) -> None:
             except (ImportError, AttributeError) as error:
                 wrong.append(f"{document}:{line}: {name}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+def names_in(kind: Any) -> set[str]:
+    """The names of the fields of a type of `msgspec.inspect` in a file, and of all that they have."""
+    if isinstance(kind, msgspec.inspect.StructType):
+        own = set() if kind.array_like else {field.encode_name for field in kind.fields}
+        return own.union(*(names_in(field.type) for field in kind.fields))
+    parts = [getattr(kind, name, ()) for name in ("item_type", "types", "item_types", "value_type")]
+    return set().union(*(names_in(each) for part in parts for each in (part if isinstance(part, tuple) else (part,))))
+
+
+@pytest.mark.parametrize("kind", [Profile, Network, Cluster, Plan, Timeline, Tuned, SearchLog, Comparison])
+def test_the_page_of_formats_has_every_field_of_a_file(kind: type) -> None:
+    page = (ROOT / "docs/formats.md").read_text()
+    (row,) = re.findall(rf"^\| {kind.__name__.lower()}\b.*", page, re.MULTILINE)
+    of_body = {field.encode_name for field in msgspec.structs.fields(kind)}
+    assert of_body - set(re.findall(r"`(\w+)`", row)) == set()
+    assert names_in(msgspec.inspect.type_info(kind)) - set(re.findall(r"`(\w+)`", page)) == set()
 
 
 # -- commands -----------------------------------------------------------------------------------------------

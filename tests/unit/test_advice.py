@@ -165,6 +165,9 @@ def test_a_report_has_the_steps_and_the_savings_of_the_text():
     for option in advice.options:
         assert arms[option.policy].predicted_ms == option.expected_ns / 1e6
         assert arms[option.policy].speedup == pytest.approx((1 / (1 - option.saves),) * 3)
+        parts = arms[option.policy].parts
+        total_ms = parts.forward + parts.backward + parts.update + parts.wait + parts.other
+        assert total_ms == pytest.approx(option.expected_ns / 1e6, abs=1e-5)
     assert trial.limit == pytest.approx(1 / (1 - advice.possible))
 
 

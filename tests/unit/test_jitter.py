@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import random
-import re
 import subprocess
 import sys
-import zlib
 from statistics import fmean
 
 import pytest
 
 from gradlane.planning.questions.jitter import slowdown, slowest_of
-from tests.commands import invoke
+from tests.commands import facts_of, invoke
 
 
 @pytest.mark.parametrize(
@@ -73,12 +70,6 @@ def test_a_plan_says_what_the_slowest_device_costs_and_bandwidth_is_searched_wit
 # -- sentences ---------------------------------------------------------------------------------------------------------
 
 
-def facts_of(path):
-    """The facts of a report, as they stand in the page."""
-    found = re.search(r'<script id="data" type="application/octet-stream">([^<]*)</script>', path.read_text())
-    return json.loads(zlib.decompress(base64.b64decode(found[1])))["facts"]
-
-
 def first_line(*words):
     return invoke("whatif", *words).splitlines()[0]
 
@@ -114,9 +105,17 @@ def test_where_no_schedule_helps_the_answer_says_so():
 
 def test_a_target_is_kept_by_one_of_two_clusters_of_a_size_whichever_is_named_first():
     words = ("workers", "vgg16", "--rate", "10gbit", "--bus", "nvlink3", "--target", "0.9", "--policy", "ddp")
-    first = first_line(*words, "--workers", "1x8,8")
-    assert first.startswith("ddp keeps 90% of linear up to 1x8 workers.")
-    assert first_line(*words, "--workers", "8,1x8").startswith("ddp keeps 90% of linear up to 1x8 workers.")
+    expected = (
+        "With hosts of 8 devices, ddp keeps 90% of linear up to 1x8 workers. With hosts of 1 device, no policy reaches 90%"
+    )
+    for hosts in ("1x8,8", "8,1x8"):
+        assert expected in first_line(*words, "--workers", hosts)
+
+
+def test_hosts_of_one_device_that_fail_a_target_are_no_limit_for_hosts_of_several():
+    words = ("--batch", "128", "--compute-dtype", "bf16", "--mfu", "40%", "--bus", "nvlink3", "--rate", "50gbit")
+    text = first_line("workers", "vit-l16", *words, "--workers", "1x8,2x8,8", "--target", "0.9", "--policy", "ddp")
+    assert "With hosts of 8 devices, ddp keeps 90% of linear up to 2x8 workers." in text
 
 
 def test_an_answer_says_up_to_how_many_workers_a_target_is_kept():

@@ -15,7 +15,7 @@ from gradlane.core.network import CostSegment, Network, Sharing
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.units import format_ns
-from tests.commands import invoke
+from tests.commands import facts_of, invoke
 
 
 def test_simulate_sweeps_models_rates_and_workers():
@@ -114,7 +114,7 @@ def test_numbers_of_workers_are_in_order_however_they_are_typed():
 
 def test_the_title_names_every_all_reduce_that_is_simulated():
     text = invoke("whatif", "workers", "alexnet", "--workers", "8,1x8", "--policy", "ddp")
-    assert "alexnet, ring or auto all-reduce: % of linear scaling" in text
+    assert "alexnet, auto or ring all-reduce: % of linear scaling" in text
 
 
 def test_help_says_of_each_question_a_whole_sentence():
@@ -262,8 +262,8 @@ def test_a_profile_cut_short_and_one_with_a_negative_time_are_refused_with_the_p
 
 def test_workers_are_hosts_times_devices_wherever_they_are_given():
     rows = json.loads(invoke("simulate", "alexnet", "--workers", "4,4x1,2x2..8x2", "--policy", "ddp", "--json"))["rows"]
-    assert [(row["workers"], row.get("hosts"), row.get("devices")) for row in rows] == [
-        (4, None, None), (4, 2, 2), (8, 4, 2), (16, 8, 2),  # one device a host is one worker, and asked for once
+    assert [(row["workers"], row["hosts"], row["devices"]) for row in rows] == [
+        (4, 4, 1), (4, 2, 2), (8, 4, 2), (16, 8, 2),  # one device a host is one worker, and asked for once
     ]  # fmt: skip
     assert all(row["iteration_ns"] >= row["bound_ns"] >= row["oracle_ns"] for row in rows)
     assert "all-reduce of 16 workers: a message costs" in invoke("plan", "alexnet", "--workers", "2x8", "--policy", "ddp")
@@ -299,6 +299,58 @@ def test_one_worker_computes_and_sends_nothing(tmp_path):
         assert found["bound_ns"] == found["oracle_ns"]
         assert {(row["iteration_ns"], row["hidden"]) for row in found["policies"]} == {(found["oracle_ns"], None)}
         assert "nothing to schedule: one worker sends nothing" in invoke("plan", *words)
+        invoke("plan", *words, "--report", tmp_path / "page.html")
+        (trial,) = facts_of(tmp_path / "page.html")["trials"]
+        assert all(arm.get("hidden") is arm.get("parts") is arm.get("timeline") is None for arm in trial["arms"])
+
+
+def test_steps_that_take_no_time_are_simulated(tmp_path):
+    profile = zoo.profile("alexnet")
+    tensors = tuple(msgspec.structs.replace(tensor, ready_ns=0) for tensor in profile.tensors)
+    layers = tuple(msgspec.structs.replace(layer, forward_ns=0, update_ns=0) for layer in profile.layers)
+    path = tmp_path / "no-time.json"
+    files.write(path, msgspec.structs.replace(profile, tensors=tensors, layers=layers, backward_ns=0, uncovered_ns=0))
+    words = (path, "--workers", "1", "--policy", "ddp")
+    assert "ddp    │      0 ns │     - │  100.0% │" in invoke("simulate", *words)
+    for question in ("workers", "rates"):
+        assert " ddp reaches 100% of linear, no schedule more than 100%." in invoke("whatif", question, *words)
+
+
+def test_over_servers_ddp_is_named_for_what_it_is_beside_what_torchs_takes(tmp_path):
+    words = ("vgg16", "--workers", "8", "--policy", "mercury")
+    torchs = json.loads(invoke("plan", *words[:3], "--policy", "ddp", "--json"))["policies"][0]["iteration_ns"]
+    planned = json.loads(invoke("plan", *words, "--servers", "1", "--json"))
+    assert planned["ddp_by_all_reduce_ns"] == torchs < min(row["iteration_ns"] for row in planned["policies"])
+    said = "ddp here: DDP's buckets, first in first out, to the same servers. torch's DDP sums by all-reduce"
+    line = f"{said}, which takes {format_ns(torchs)} between these hosts."
+    assert line in invoke("plan", *words, "--servers", "1", "--report", tmp_path / "page.html")
+    (trial,) = facts_of(tmp_path / "page.html")["trials"]
+    assert trial["remarks"] == [line]
+    assert f"{said}." in invoke("simulate", *words, "--servers", "1")
+    assert f"{said}." in invoke("whatif", "rates", *words, "--servers", "1", "--rate", "1gbit,10gbit")
+    assert "ddp here" not in invoke("plan", *words[:3], "--policy", "blocks")
+    assert json.loads(invoke("plan", *words[:3], "--json"))["ddp_by_all_reduce_ns"] is None
+
+
+def test_where_no_policy_is_faster_than_ddp_ddp_is_chosen(tmp_path):
+    profile = zoo.profile("alexnet")
+    one = msgspec.structs.replace(profile.tensors[0], layer=0)
+    path = tmp_path / "one.json"
+    files.write(path, msgspec.structs.replace(profile, tensors=(one,), layers=profile.layers[:1]))
+    words = (path, "--workers", "4", "--startup", "1ms", "--rate", "100gbit")
+    planned = json.loads(invoke("plan", *words, "--json"))
+    assert len({row["iteration_ns"] for row in planned["policies"][:2]}) == 1
+    assert planned["chosen"] == planned["policies"][0]["policy"] == "ddp"
+    assert "and nothing is faster, the same as wfbp" in invoke("plan", *words)
+    assert "wfbp: " in (said := invoke("plan", *words, "--policy", "wfbp"))
+    assert "an iteration, the same as ddp" in said
+
+
+def test_policies_that_plan_for_some_hosts_only_are_asked_whatever_hosts_come_first():
+    words = ("whatif", "workers", "resnet50", "--algorithm", "ring", "--clips", "--batch", "4")
+    mixed, reversed_ = (invoke(*words, "--workers", hosts) for hosts in ("4x2,8", "8,4x2"))
+    assert "With 8 workers ddp reaches 62% of linear, owners 67%" in mixed
+    assert mixed.splitlines()[0] == reversed_.splitlines()[0]
 
 
 def test_a_network_that_cuts_a_step_into_millions_of_chunks_is_refused(tmp_path):
@@ -388,7 +440,7 @@ def large(tmp_path):
     return path
 
 
-def test_a_policy_that_cannot_plan_is_apart_from_the_rows_and_says_why(large):
+def test_a_policy_that_cannot_plan_is_apart_from_the_rows_and_says_why(large, tmp_path):
     network = ("--workers", "2", "--servers", "same", "--rate", "100gbit")
     asked = ("--policy", "p3", "--policy", "ddp", "--policy", "wfbp")
     planned = json.loads(invoke("simulate", large, *network, *asked[2:], "--json"))
@@ -398,9 +450,20 @@ def test_a_policy_that_cannot_plan_is_apart_from_the_rows_and_says_why(large):
     (refused,) = found["refused"]
     assert refused.items() >= {"policy": "p3", "model": "llama-1b", "workers": 2, "bits_per_second": 10**11}.items()
     assert "messages, expected at most" in refused["reason"]
-    text = invoke("simulate", large, *network, *asked)
+    page = tmp_path / "page.html"
+    text = invoke("simulate", large, *network, *asked, "--report", page)
     assert "cannot plan" in text
     assert refused["reason"] in text
+    line = f"p3 cannot plan: {refused['reason']}"
+    assert line in facts_of(page)["trials"][0]["remarks"]
+    invoke("plan", large, *network, "--report", page)
+    assert line in facts_of(page)["trials"][0]["remarks"]
+    invoke("whatif", "rates", large, *network, *asked, "--report", page)
+    (trial,) = facts_of(page)["trials"]
+    assert line in trial["remarks"]
+    (table,) = trial["tables"]
+    assert table["headings"][0] == "rate"
+    assert [row[1] for row in table["rows"]] == ["ddp", "wfbp", "no more than"]
     found = json.loads(invoke("whatif", "rates", large, *network, *asked, "--json"))
     assert {row["policy"] for row in found["rows"]} == {"ddp", "wfbp"}
     assert found["refused"] == [refused]

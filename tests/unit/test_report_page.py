@@ -95,7 +95,7 @@ def test_the_bar_of_a_policy_is_as_long_as_its_iteration_in_the_table(where: Net
     profile = zoo.profile("mobilenet")
     case = Case(profile, where, whole=where == PLACES["two workers a host"])
     outcomes = sweep([case])
-    trial = reports.of_case("mobilenet", outcomes)
+    trial = reports.of_case("mobilenet", outcomes, [])
     assert [arm.name for arm in trial.arms] == list(case.policies)
     for arm, outcome in zip(trial.arms, outcomes, strict=True):
         parts = arm.parts
@@ -108,12 +108,13 @@ def test_the_bar_of_a_policy_is_as_long_as_its_iteration_in_the_table(where: Net
 def test_of_a_case_ddp_is_the_baseline_the_fastest_is_recommended_and_the_limit_is_the_bounds() -> None:
     ddp, blocks, wfbp = outcomes = [judge(policies.get(name), Case(PROFILE, NETWORK)) for name in ("ddp", "blocks", "wfbp")]
     assert wfbp.iteration_ns < min(ddp.iteration_ns, blocks.iteration_ns)
-    trial = reports.of_case("alexnet", outcomes)
+    trial = reports.of_case("alexnet", outcomes, ["a remark"])
+    assert trial.remarks == ["a remark"]
     assert (trial.baseline, trial.recommended) == ("ddp", "wfbp")
     assert trial.limit == ddp.iteration_ns / ddp.bound_ns
     assert trial.limit >= max(arm.speedup[0] for arm in trial.arms if arm.speedup is not None)
-    assert reports.of_case("alexnet", outcomes, "blocks was asked for", blocks).recommended == "blocks"
-    assert reports.of_case("alexnet", [blocks, wfbp]).limit is None
+    assert reports.of_case("alexnet", outcomes, [], "blocks was asked for", blocks).recommended == "blocks"
+    assert reports.of_case("alexnet", [blocks, wfbp], []).limit is None
 
 
 @pytest.mark.parametrize("policy", ["ddp", "wfbp", "tictac", "blocks"])
@@ -335,7 +336,7 @@ def test_the_answer_of_a_job_says_what_calm_steps_wait_whatever_another_step_did
         trial = of_launch(folder)
         (arm,) = trial.arms
         assert arm.parts is not None
-        assert f"of which it waits {arm.parts.waits:.0%}" in trial.answer
+        assert f"usual steps spend {arm.parts.waits:.0%} of their time waiting" in trial.answer
         calm = [(span.end_ns - span.start_ns) / 1e6 for span in each.of("step") if span is not late]
         assert arm.parts.wait / arm.parts.waits == pytest.approx(sum(calm) / len(calm))
         answers.append(arm.parts.waits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def command(
 ) -> None:
     """Simulate every policy on PROFILE and a network, rank them, and say which is best.
 
-    The network is a file (`gradlane probe` writes one) or described by --rate, --workers and so on.
+    The network is a file (`gradlane probe --out` writes one) or described by --rate, --workers and so on.
     The time of an iteration is that of the steady state: from one forward pass to the next. With
     --emit ddp-kwargs and no --policy, the best among the plans that stock DDP can carry out is
     chosen.
@@ -97,6 +97,7 @@ def command(
         )
     if emit is not None and computing.wire_dtype is not None:
         raise InputError("--emit: got it with --wire-dtype, expected one or the other; DDP's buckets are counted in float32")
+    by_all_reduce: Case | None = None
     if network_path is not None:
         if computing.jitter:
             raise InputError("--jitter: got it with a network's file, expected --rate and --workers")
@@ -106,9 +107,11 @@ def command(
         rates, counts = parse_rates(rate), parse_workers(workers)
         if len(rates) * len(counts) != 1:
             raise InputError("--rate, --workers: got several, expected one of each; gradlane simulate takes several")
-        (case,) = cases(
-            [profile], read_place(**given, device=computing.device), rates, counts, computing.jitter, computing.clips
-        )
+        there = read_place(**given, device=computing.device)
+        (case,) = cases([profile], there, rates, counts, computing.jitter, computing.clips)
+        if there.servers is not None:
+            without = replace(there, servers=None, colocated=False)
+            (by_all_reduce,) = cases([profile], without, rates, counts, computing.jitter, computing.clips)
     if policy == "auto":
         raise InputError(
             "--policy: got auto, which tries plans in a running job; expected another policy, or none: all are ranked "
@@ -137,18 +140,21 @@ def command(
             raise InputError(
                 "--emit ddp-kwargs: none of the plans is one that stock DDP can carry out; give --policy to hear why"
             )
-    outcomes.sort(key=lambda outcome: outcome.iteration_ns)
+    outcomes.sort(key=lambda outcome: (outcome.iteration_ns, outcome.policy != BASELINE))
     best = outcomes[0]
     baseline = next((o for o in outcomes if o.policy == BASELINE), None) or judge(catalog.get(BASELINE), case, bound_ns)
     if chosen is not None and baseline.policy != catalog.spelled(chosen):
         outcomes.append(baseline)
+    torchs_ns = None if by_all_reduce is None else judge(catalog.get(BASELINE), by_all_reduce).iteration_ns
+    remarks = [*reports.baseline_line([case], torchs_ns), *reports.refusal_lines(refusals)]
     if emit is not None:
         click.echo(ddp_kwargs(best.plan))
     elif as_json:
-        click.echo(_as_json(outcomes, refusals, best, baseline, computing.replica(profile_text)))
+        click.echo(_as_json(outcomes, refusals, best, baseline, torchs_ns, computing.replica(profile_text)))
     else:
         console().print(Text(_assumed(best.case, computing, profile_text)), soft_wrap=True)
         _show(outcomes, refusals, best, baseline, chosen is not None)
+        reports.show_lines(console(), remarks)
         described = best.plan.describe()
         click.echo("\n" + (described if shows_messages else described.partition("\n")[0]))
         if out is None and not shows_messages:
@@ -156,7 +162,7 @@ def command(
     if report is not None:
         answer = _recommendation(outcomes, best, baseline, chosen is not None).partition("\n")[0]
         arms = outcomes if any(outcome.policy == BASELINE for outcome in outcomes) else [*outcomes, baseline]
-        reports.write(report, "gradlane plan", [reports.of_case(describe(best.case), arms, f"{answer}.", best)])
+        reports.write(report, "gradlane plan", [reports.of_case(describe(best.case), arms, remarks, f"{answer}.", best)])
         if not as_json and emit is None:
             click.echo(f"wrote {report}")
     if out is not None:
@@ -188,7 +194,12 @@ def _assumed(case: Case, computing: Computing, profile_text: str) -> str:
 
 
 def _as_json(
-    outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, baseline: Outcome, replica: Replica | None
+    outcomes: list[Outcome],
+    refusals: list[Refusal],
+    best: Outcome,
+    baseline: Outcome,
+    torchs_ns: int | None,
+    replica: Replica | None,
 ) -> str:
     rows = [
         {
@@ -210,6 +221,7 @@ def _as_json(
             "oracle_ns": best.oracle_ns,
             "bound_ns": best.bound_ns,
             "chosen": best.policy,
+            "ddp_by_all_reduce_ns": torchs_ns,
             "policies": rows,
             "memory": None if replica is None else {**asdict(replica), "total": replica.total, "fits": replica.fits},
             "refused": [{"policy": refusal.policy, "reason": str(refusal.error)} for refusal in refusals],
@@ -236,7 +248,7 @@ def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, basel
     )
     table = Table()
     table.add_column("policy")
-    for heading in ("iteration", "x DDP", "above bound", "hidden", "messages"):
+    for heading in ("iteration", f"x {BASELINE}", "above bound", "hidden", "messages"):
         table.add_column(heading, justify="right")
     for outcome in outcomes:
         cells = (
@@ -251,15 +263,13 @@ def _show(outcomes: list[Outcome], refusals: list[Refusal], best: Outcome, basel
     for refusal in refusals:
         table.add_row(*(Text(cell) for cell in (refusal.policy, reports.CANNOT_PLAN, "-", "-", "-", "-")))
     print_table(table)
-    reports.show_refusals(shown, refusals)
 
 
 def _recommendation(outcomes: list[Outcome], best: Outcome, baseline: Outcome, is_given: bool) -> str:
     name, took = best.policy, format_ns(best.iteration_ns)
     saved = baseline.iteration_ns - best.iteration_ns
-    against = (
-        f"{format_ns(abs(saved))} ({_part(abs(saved), baseline.iteration_ns)}) {'less' if saved >= 0 else 'more'} than ddp"
-    )
+    part = _part(abs(saved), baseline.iteration_ns)
+    against = f"{format_ns(abs(saved))} ({part}) {'less' if saved > 0 else 'more'} than ddp" if saved else "the same as ddp"
     if is_given:
         return f"{name}: {took} an iteration" + ("" if name == BASELINE else f", {against}")
     if best.case.is_alone:

@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from rich.text import Text
 from gradlane.cli.inputs.computing import Computing
 from gradlane.cli.inputs.types import OUT_FILE
 from gradlane.core import files
+from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.core.profile import Profile
 from gradlane.planning.questions import Case, Outcome, Refusal
@@ -64,7 +65,7 @@ def by_devices(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """
     found: dict[int, list[Outcome]] = {}
     for outcome in outcomes:
-        found.setdefault(int(outcome.case.labels.get("devices", 1)), []).append(outcome)
+        found.setdefault(int(outcome.case.labels["devices"]), []).append(outcome)
     return {"" if len(found) == 1 else f", {devices} a host": of_hosts for devices, of_hosts in found.items()}
 
 
@@ -79,11 +80,10 @@ def alone_text(profile: Profile, every: str = "") -> str:
     return f"{format_ns(profile.compute_ns)}{every}{uncovered}"
 
 
-def show_refusals(shown: Console, refusals: Sequence[Refusal], cases: int = 1, name: Callable[[Case], str] = str) -> None:
-    """Print under a table why policies cannot plan, each reason once.
+def refusal_lines(refusals: Sequence[Refusal], cases: int = 1, name: Callable[[Case], str] = str) -> list[str]:
+    """Why policies cannot plan, each reason once.
 
     Args:
-        shown: where to.
         refusals: one for each policy and case.
         cases: how many there were; 0: a search tried some of many, and the case that it ended with is always named.
         name: of a case, for people; said of those for which a reason holds, where these are not all.
@@ -91,9 +91,30 @@ def show_refusals(shown: Console, refusals: Sequence[Refusal], cases: int = 1, n
     found: dict[tuple[str, str], list[Case]] = {}
     for refusal in refusals:
         found.setdefault((refusal.policy, str(refusal.error)), []).append(refusal.case)
+    lines = []
     for (policy, reason), refused in found.items():
         where = "" if len(refused) == cases else f" for {', '.join(map(name, refused))}"
-        shown.print(Text(f"{policy} cannot plan{where}: {reason}"), soft_wrap=True)
+        lines.append(f"{policy} cannot plan{where}: {reason}")
+    return lines
+
+
+def baseline_line(cases: Iterable[Case], by_all_reduce_ns: int | None = None) -> list[str]:
+    """What `ddp` is over servers, which torch's class does not have; empty if no case has servers.
+
+    Args:
+        cases: that were simulated.
+        by_all_reduce_ns: what torch's DDP takes between the same hosts; None if it was not asked.
+    """
+    if all(isinstance(case.where, Network) for case in cases):
+        return []
+    takes = "" if by_all_reduce_ns is None else f", which takes {format_ns(by_all_reduce_ns)} between these hosts"
+    return [f"{BASELINE} here: DDP's buckets, first in first out, to the same servers. torch's DDP sums by all-reduce{takes}."]
+
+
+def show_lines(shown: Console, lines: Iterable[str]) -> None:
+    """Print sentences under a table, each on a line of its own."""
+    for line in lines:
+        shown.print(Text(line), soft_wrap=True)
 
 
 def show_misfits(shown: Console, models: Sequence[str], computing: Computing) -> None:
@@ -104,12 +125,15 @@ def show_misfits(shown: Console, models: Sequence[str], computing: Computing) ->
             shown.print(Text(f"{model}: {replica.remedy()} ({replica.describe()})"), soft_wrap=True)
 
 
-def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "", recommended: Outcome | None = None) -> facts.TrialFacts:
+def of_case(
+    title: str, outcomes: Sequence[Outcome], remarks: Sequence[str], answer: str = "", recommended: Outcome | None = None
+) -> facts.TrialFacts:
     """Every policy on one case, simulated.
 
     Args:
         title: the model and the network.
         outcomes: one or more, on one case.
+        remarks: what to know beside, as why other policies are not there.
         answer: in one sentence; "" to say which is the fastest.
         recommended: the outcome that `answer` is about; None for the fastest.
     """
@@ -127,20 +151,23 @@ def of_case(title: str, outcomes: Sequence[Outcome], answer: str = "", recommend
         layers=[layer.name for layer in profile.layers],
         arms=[
             simulated_arm(
-                one.policy, one.plan, one.timeline(), _for(one.plan, profile), one.iteration_ns, one.bound_ns, baseline_ns,
-                one.steady,
+                one.policy, one.plan, None if one.case.is_alone else one.timeline(), _for(one.plan, profile),
+                one.iteration_ns, one.bound_ns, baseline_ns, one.steady,
             )
             for one in outcomes
         ],
         baseline=BASELINE,
         recommended=best.policy,
         limit=None if baseline_ns is None or not best.bound_ns else baseline_ns / best.bound_ns,
+        remarks=list(remarks),
     )  # fmt: skip
 
 
-def of_lines(title: str, answer: str, charts: list[facts.ChartFacts], tables: list[facts.TableFacts]) -> facts.TrialFacts:
+def of_lines(
+    title: str, answer: str, charts: list[facts.ChartFacts], tables: list[facts.TableFacts], remarks: Sequence[str]
+) -> facts.TrialFacts:
     """Charts and tables without a timeline."""
-    return facts.TrialFacts(title, answer, "", "", [], [], [], charts=charts, tables=tables)
+    return facts.TrialFacts(title, answer, "", "", [], [], [], charts=charts, tables=tables, remarks=list(remarks))
 
 
 def _for(plan: Plan, profile: Profile) -> Profile:

@@ -111,7 +111,7 @@ def command(
         with files.writing(plot):
             plots.draw(plot, panels, x, SCALING, log_x=True)
     if report is not None:
-        reports.write(report, "gradlane simulate", _trials(outcomes))
+        reports.write(report, "gradlane simulate", _trials(outcomes, refusals))
     if timeline is not None:
         trace = chrome_trace([outcomes[0].timeline()], [outcomes[0].plan])
         with files.writing(timeline):
@@ -169,7 +169,7 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
                 *("" if number else _LABELS[heading](outcome.case) for heading in varying),
                 outcome.policy,
                 format_ns(outcome.iteration_ns),
-                "-" if baseline is None else f"{baseline / outcome.iteration_ns:.3f}",
+                f"{baseline / outcome.iteration_ns:.3f}" if baseline and outcome.iteration_ns else "-",
                 f"{outcome.efficiency:.1%}",
                 f"{outcome.above_bound:.1%}",
             )
@@ -180,8 +180,8 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
                 table.add_row(*(Text(cell) for cell in cells))
         table.add_section()
     print_table(table)
-    cases = {id(case) for case in (*(each.case for each in outcomes), *(each.case for each in refusals))}
-    reports.show_refusals(shown, refusals, len(cases), _title)
+    reports.show_lines(shown, reports.refusal_lines(refusals, _cases_in(outcomes, refusals), _title))
+    reports.show_lines(shown, reports.baseline_line(outcome.case for outcome in outcomes))
     shown.print(Text("scaling: the part of linear. above bound: how much longer than the bound, which no schedule can beat."))
     profiles = {outcome.case.profile.model: outcome.case.of_one for outcome in outcomes}
     for model, profile in profiles.items():
@@ -205,6 +205,10 @@ def _title(case: Case) -> str:
     return f"{', '.join(text(case) for text in _LABELS.values())} workers"
 
 
+def _cases_in(outcomes: Sequence[Outcome], refusals: Sequence[Refusal]) -> int:
+    return len({id(outcome.case) for outcome in outcomes} | {id(refusal.case) for refusal in refusals})
+
+
 def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     groups: list[list[Outcome]] = []
     for outcome in outcomes:
@@ -215,10 +219,13 @@ def _by_case(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return groups
 
 
-def _trials(outcomes: Sequence[Outcome]) -> list[facts.TrialFacts]:
+def _trials(outcomes: Sequence[Outcome], refusals: Sequence[Refusal]) -> list[facts.TrialFacts]:
     """For a report: of several cases all rows and their lines, and each case with its timelines if there are few."""
     of_cases = _by_case(outcomes)
-    trials = [reports.of_case(_title(of_case[0].case), of_case) for of_case in of_cases[:MOST_TIMELINES]]
+    trials = []
+    for case, of_case in ((of_case[0].case, of_case) for of_case in of_cases[:MOST_TIMELINES]):
+        refused = [refusal for refusal in refusals if refusal.case is case]
+        trials.append(reports.of_case(_title(case), of_case, [*reports.baseline_line([case]), *reports.refusal_lines(refused)]))
     if len(of_cases) == 1:
         return trials
     panels, x = _panels(outcomes)
@@ -236,7 +243,8 @@ def _trials(outcomes: Sequence[Outcome]) -> list[facts.TrialFacts]:
     left_out = len(of_cases) - len(trials)
     more = f" Timelines are shown of the first {MOST_TIMELINES}; {left_out} are left out." if left_out else ""
     answer = f"{len(of_cases)} cases, simulated. Scaling is the part of linear.{more}"
-    return [reports.of_lines("all cases", answer, charts(panels, x, SCALING, log_x=True), [table]), *trials]
+    remarks = reports.refusal_lines(refusals, _cases_in(outcomes, refusals), _title)
+    return [reports.of_lines("all cases", answer, charts(panels, x, SCALING, log_x=True), [table], remarks), *trials]
 
 
 def _panels(outcomes: Sequence[Outcome]) -> tuple[dict[str, dict[str, list[tuple[float, float]]]], str]:

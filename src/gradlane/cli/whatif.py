@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import UNSET
 from rich.table import Table
 from rich.text import Text
 
@@ -48,7 +49,7 @@ from gradlane.planning.search.space import with_knobs
 from gradlane.report import plots
 from gradlane.report.page import facts
 from gradlane.report.page.simulated import Lines, charts
-from gradlane.units import MAX_RATE, format_bytes, format_ns, format_rate, format_share, parse_bytes
+from gradlane.units import MAX_RATE, counted, format_bytes, format_ns, format_rate, format_share, parse_bytes
 
 _policies = click.option(
     "--policy",
@@ -92,7 +93,7 @@ class _Question:
         profile: the profile that is asked about.
         there: the network, without its rate and number of workers.
         rates: of links, in bits per second, ascending.
-        counts: hosts and devices, by ascending numbers of workers.
+        counts: hosts and devices, by ascending numbers of workers, and of hosts where these are equal.
         jitter: standard deviation of a device's step, as a part of it.
         clips: as in `Case`.
         as_json: print JSON instead of a table.
@@ -110,12 +111,22 @@ class _Question:
     report: Path | None
 
     def draw(
-        self, answer: str, headings: list[str], rows: list[list[str]], lines: Lines, x: str, y: str, *, log_x: bool = False
+        self,
+        answer: str,
+        remarks: list[str],
+        headings: list[str],
+        rows: list[list[str]],
+        lines: Lines,
+        x: str,
+        y: str,
+        *,
+        log_x: bool = False,
     ) -> None:
         """Draw the answer into the files that were asked for.
 
         Args:
             answer: in one sentence, with which a report opens.
+            remarks: what to know beside.
             headings, rows: the answer as a table of text.
             lines: by name; none where its x are no numbers.
             x, y: of the axes.
@@ -127,7 +138,7 @@ class _Question:
                 plots.draw(self.plot, panels, x, y, log_x=log_x)
         if self.report is not None:
             table = facts.TableFacts("All answers", headings, rows)
-            trial = reports.of_lines(self.title, answer, charts(panels, x, y, log_x=log_x), [table])
+            trial = reports.of_lines(self.title, answer, charts(panels, x, y, log_x=log_x), [table], remarks)
             reports.write(self.report, "gradlane whatif", [trial])
 
     @property
@@ -159,7 +170,7 @@ class _Question:
 
 
 def _question(
-    *, rates: str = RATES, counts: str = WORKERS, jitter: bool = True
+    *, rates: str = RATES, counts: str = WORKERS, jitter: bool = True, plot: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that makes a command of a function of a `_Question` and its own options.
 
@@ -167,13 +178,14 @@ def _question(
         rates: the default of --rate; empty for none.
         counts: the default of --workers.
         jitter: whether the question takes --jitter.
+        plot: whether its answers lie on a scale, so that they can be drawn.
     """
 
     def decorate(answer: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(answer)
         def asked(
-            profile_text: str, rate: tuple[str, ...], workers: tuple[str, ...], as_json: bool, plot: Path | None,
-            report: Path | None, **own: Any,
+            profile_text: str, rate: tuple[str, ...], workers: tuple[str, ...], as_json: bool, report: Path | None,
+            plot: Path | None = None, **own: Any,
         ) -> None:  # fmt: skip
             computing = Computing.take(own)
             there = {name: own.pop(name) for name in PLACE_OPTIONS}
@@ -181,7 +193,7 @@ def _question(
                 computing.read(profile_text),
                 read_place(**there, device=computing.device),
                 sorted(set(parse_rates(rate, rates))) if rate or rates else [],
-                sorted(dict.fromkeys(parse_workers(workers, counts)), key=lambda each: each.total),
+                sorted(dict.fromkeys(parse_workers(workers, counts)), key=lambda each: (each.total, each.hosts)),
                 computing.jitter,
                 computing.clips,
                 as_json,
@@ -193,7 +205,8 @@ def _question(
                 reports.show_misfits(console(), [profile_text], computing)
 
         offered: Callable[..., None] = reports.option(asked)
-        offered = click.option("--plot", type=PLOT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
+        if plot:
+            offered = click.option("--plot", type=PLOT_FILE, help="Draw the answer (.svg, .png, .pdf).")(offered)
         offered = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(offered)
         offered = computing_options(place_options(offered, rates=rates, workers=counts), jitter=jitter)
         return click.argument("profile_text", metavar="PROFILE", shell_complete=completion.models)(offered)
@@ -240,6 +253,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
         raise type(refusals[0].error)(f"at {rate_text(refusals[0].case)}: {refusals[0].error}")
     names = list(dict.fromkeys(name for name, _, _ in answers))
     answer = _answer_needed(answers, targets[0])
+    remarks = [*reports.baseline_line([at(10**9)]), *reports.refusal_lines(refusals, 0, rate_text)]
     if question.as_json:
         found_rows = (
             {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
@@ -250,7 +264,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
     else:
         _open(answer)
         _show_needed(answers, names, targets, question.title)
-        reports.show_refusals(console(), refusals, 0, rate_text)
+        reports.show_lines(console(), remarks)
     if question.is_drawn:
         lines = {
             name: [
@@ -261,7 +275,8 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
             for name in names
         }
         rows = [[name, format_share(target), _needed_text(needed)] for name, target, needed in answers]
-        question.draw(answer, ["policy", "of linear", "least rate"], rows, lines, "% of linear scaling", "Gbit/s needed")
+        headings = ["policy", "of linear", "least rate"]
+        question.draw(answer, remarks, headings, rows, lines, "% of linear scaling", "Gbit/s needed")
 
 
 @command.command(epilog=PROFILE_HELP, short_help="Scaling against the rate of the links.")
@@ -287,13 +302,13 @@ def workers(question: _Question, target: float | None, policies: tuple[str, ...]
 @click.option("--times", type=FACTOR, default=2.0, show_default=True, help="How many times as fast.")
 @click.option("--halves", is_flag=True, help="And what gradients that travel as bfloat16 would bring.")
 @_policies
-@_question(counts="16x8")
+@_question(counts="16x8", plot=False)
 def faster(question: _Question, times: float, halves: bool, policies: tuple[str, ...]) -> None:
     """What a faster network card, a faster bus between the devices of a host, or both would bring."""
     if question.count.devices == 1:
         raise InputError(f"--workers: got {question.count}, expected hosts of several devices, as in 16x8; see whatif rates")
-    if question.plot is not None:
-        raise InputError("--plot: got it with a question whose answers lie on no scale, expected --json")
+    if halves and question.profile.wire_dtype is not UNSET:
+        raise InputError("--halves: got it with --wire-dtype, expected one or the other: gradients travel as halves already")
     there, rate = question.there, question.rate
     if there.flat and there.servers is not None:
         raise InputError("--flat: got it with --servers, where nothing is summed over the bus; expected one or the other")
@@ -347,7 +362,7 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
     else:
         _open(answer)
         _show_grid(grid, sizes, limits, question.title)
-        reports.show_refusals(console(), refusals)
+        reports.show_lines(console(), reports.refusal_lines(refusals))
     if question.is_drawn:
         lines = {
             f"credit {format_bytes(limit)}": [
@@ -356,7 +371,8 @@ def knobs(question: _Question, partitions: tuple[str, ...], credits: tuple[str, 
             for limit in limits
         }
         texts = [[format_bytes(size), format_bytes(limit), format_ns(o.iteration_ns)] for size, limit, o in grid]
-        question.draw(answer, ["partition", "credit", "iteration"], texts, lines, "partition, MiB", "iteration, ms", log_x=True)
+        headings, remarks = ["partition", "credit", "iteration"], reports.refusal_lines(refusals)
+        question.draw(answer, remarks, headings, texts, lines, "partition, MiB", "iteration, ms", log_x=True)
 
 
 def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str], x: str, target: float | None = None) -> None:
@@ -369,19 +385,20 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         x: the label that tells the cases apart.
         target: say up to which case this part of linear scaling is kept; None not to.
     """
-    asked = read_policies(policies) or todo[0].policies
+    asked = read_policies(policies) or None
     with bar() as progress:
-        task = progress.add_task("simulating", total=len(todo) * len(asked))
+        task = progress.add_task("simulating", total=sum(len(asked or case.policies) for case in todo))
         refusals: list[Refusal] = []
         outcomes = sweep(todo, asked, lambda done: progress.advance(task, done), refusals.append)
     names = tuple(dict.fromkeys(outcome.policy for outcome in outcomes))
     answer = _answer(outcomes, x) if target is None else f"{_answer_target(outcomes, x, target)} {_answer(outcomes, x)}"
+    remarks = [*reports.baseline_line(todo), *reports.refusal_lines(refusals, len(todo), lambda case: _named(case, x))]
     if question.as_json:
         click.echo(json_text(map(row, outcomes), refusals))
     else:
         _open(answer)
         _show(outcomes, names, x, question.title)
-        reports.show_refusals(console(), refusals, len(todo), lambda case: _named(case, x))
+        reports.show_lines(console(), remarks)
     if question.is_drawn:
         scale = 1e9 if x == "bits_per_second" else 1
         lines: dict[str, list[tuple[float, float]]] = {}
@@ -389,11 +406,14 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
             placed = [(int(o.case.labels[x]) / scale, o) for o in of_hosts]
             for name in names:
                 lines[name + hosts] = [(at, 100 * o.efficiency) for at, o in placed if o.policy == name]
-            bounds = {at: 100 * o.oracle_ns / o.bound_ns for at, o in placed}
+            bounds = {at: 100 * o.possible for at, o in placed}
             lines[NO_MORE + hosts] = list(bounds.items())
         rows = [[_HEADS[x](o.case), o.policy, format_ns(o.iteration_ns), f"{o.efficiency:.1%}"] for o in outcomes]
-        axis = "Gbit/s" if x == "bits_per_second" else x
-        question.draw(answer, [axis, "policy", "iteration", "scaling"], rows, lines, axis, "% of linear scaling", log_x=True)
+        one_each = {_HEADS[x](o.case): o for o in outcomes}
+        rows += [[value, NO_MORE, format_ns(o.bound_ns), f"{o.possible:.1%}"] for value, o in one_each.items()]
+        axis, head = ("Gbit/s", "rate") if x == "bits_per_second" else (x, x)
+        headings = [head, "policy", "iteration", "scaling"]
+        question.draw(answer, remarks, headings, rows, lines, axis, "% of linear scaling", log_x=True)
 
 
 _HEADS: dict[str, Callable[[Case], str]] = {
@@ -448,7 +468,7 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     else:
         where = max(gaps, key=lambda value: gaps[value])
     at = f"{'with' if x == 'workers' else 'at'} {here[where]}"
-    most = best[where].oracle_ns / best[where].bound_ns
+    most = best[where].possible
     reached = f"{plain[where].policy} reaches {plain[where].efficiency:.0%} of linear"
     if is_alone:
         return f"{at[0].upper()}{at[1:]} {reached}, no schedule more than {most:.0%}."
@@ -461,20 +481,29 @@ def _answer(outcomes: Sequence[Outcome], x: str) -> str:
     enough = len(values)
     while enough and gaps[values[enough - 1]] <= SAME:
         enough -= 1
-    if enough == len(values):
+    if enough == len(values) or len(reports.by_devices(outcomes)) > 1:
         return f"{text}."
     return f"{text}; from {here[values[enough]]} on no policy saves more than a percent of the time of {plain[where].policy}."
 
 
 def _answer_target(outcomes: Sequence[Outcome], x: str, target: float) -> str:
-    """Up to which case DDP and the best policy keep a part of linear scaling; larger cases than one that fails do not count."""
+    """Up to which case DDP and the best policy keep a part of linear scaling, among hosts with as many devices each."""
+    found = {each[0].case.labels["devices"]: _kept_up_to(each, x, target) for each in reports.by_devices(outcomes).values()}
+    if len(found) == 1:
+        return " ".join(found.values())
+    return " ".join(
+        f"With hosts of {counted(int(devices), 'devices')}, {text[0].lower()}{text[1:]}" for devices, text in found.items()
+    )
+
+
+def _kept_up_to(outcomes: Sequence[Outcome], x: str, target: float) -> str:
+    """As `_answer_target`, of outcomes by ascending numbers of workers. Larger cases than one that fails do not count."""
     kept: dict[str, str] = {}
-    lost: dict[str, int] = {}  # by policy, the workers of the smallest case that fails
+    lost: set[str] = set()
     for outcome in outcomes:
         if outcome.efficiency < target:
-            lost.setdefault(outcome.policy, outcome.case.workers)
-    for outcome in outcomes:
-        if outcome.efficiency >= target and outcome.case.workers <= lost.get(outcome.policy, outcome.case.workers):
+            lost.add(outcome.policy)
+        elif outcome.policy not in lost:
             kept[outcome.policy] = _HEADS[x](outcome.case)
     order = list(dict.fromkeys(_HEADS[x](outcome.case) for outcome in outcomes))
     names = list(dict.fromkeys(outcome.policy for outcome in outcomes))
@@ -535,7 +564,7 @@ def _show(outcomes: Sequence[Outcome], names: Sequence[str], x: str, title: str)
             for v in values
         ]
         table.add_row(Text(name), *cells)
-    bounds = {head(o.case): o.oracle_ns / o.bound_ns for o in outcomes}
+    bounds = {head(o.case): o.possible for o in outcomes}
     table.add_section()
     table.add_row(Text(NO_MORE), *(Text(f" {100 * bounds[value]:.1f}") for value in values))
     print_table(table)

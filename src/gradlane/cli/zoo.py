@@ -52,14 +52,17 @@ def command(
     `gradlane plan`, `simulate` and `whatif` take NAME in place of a profile's file.
     """
     lists = (("--buses", buses, _list_buses), ("--devices", devices, _list_devices), ("--links", links, _list_links))
-    for option, is_asked, show in lists:
-        if is_asked:
-            if name is not None:
-                raise InputError(f"{option}: got it with {name}, expected one or the other")
-            show(as_json)
-            return
+    asked = [(option, show) for option, is_asked, show in lists if is_asked]
+    of_name = (("--device", device), ("--batch", batch), ("--out", out))
+    if asked:
+        others = [option for option, _ in asked[1:]] + [option for option, value in of_name if value is not None]
+        others += [] if name is None else [name]
+        if others:
+            raise InputError(f"{asked[0][0]}: got it with {others[0]}, expected one or the other")
+        asked[0][1](as_json)
+        return
     if name is None:
-        for option, value in (("--device", device), ("--batch", batch), ("--out", out)):
+        for option, value in of_name:
             if value is not None:
                 raise InputError(f"{option}: got it without NAME, expected the network that it is for; gradlane zoo lists them")
         _list(as_json)

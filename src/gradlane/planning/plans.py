@@ -132,7 +132,7 @@ def accepted(plan: Plan, profile: Profile, place: Place) -> Plan:
     if plan.owners is not UNSET and place.network.bus is not UNSET:
         raise PlanError(
             f"plan {plan.policy}: {BUS_KNOWS_NO_OWNERS}; expected one worker a host, sums over all ranks at once "
-            "(algorithm='flat'), or another policy"
+            "(algorithm='flat'; where a cluster is described, --flat), or another policy"
         )
     refuse_owners_beyond(plan, place.network.workers)
     refuse_what_cannot_be_done(plan, place.backend, place.has_external_servers, place.in_stream)

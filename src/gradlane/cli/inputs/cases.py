@@ -281,7 +281,13 @@ def cases(
         Case(
             profile.stretched(slowdown(each.total, jitter)) if jitter else profile,
             where.at(rate, each),
-            {"model": profile.model, "bits_per_second": rate, **_labels(each)},
+            {
+                "model": profile.model,
+                "bits_per_second": rate,
+                "workers": each.total,
+                "hosts": each.hosts,
+                "devices": each.devices,
+            },
             alone=profile if jitter else None,
             clips=clips,
         )
@@ -291,17 +297,9 @@ def cases(
     ]
 
 
-def _labels(workers: Workers) -> dict[str, str | int]:
-    labels: dict[str, str | int] = {"workers": workers.total}
-    if workers.devices > 1:
-        labels |= {"hosts": workers.hosts, "devices": workers.devices}
-    return labels
-
-
 def workers_of(case: Case) -> Workers:
     """The workers that a case of `cases` has."""
-    count, devices = int(case.labels["workers"]), int(case.labels.get("devices", 1))
-    return Workers(count // devices, devices)
+    return Workers(int(case.labels["hosts"]), int(case.labels["devices"]))
 
 
 def parse_rates(texts: Sequence[str], default: str = RATES) -> list[int]:

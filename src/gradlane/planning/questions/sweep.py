@@ -123,6 +123,11 @@ class Outcome:
         return self.oracle_ns / self.iteration_ns if self.iteration_ns else 1.0
 
     @property
+    def possible(self) -> float:
+        """The fraction of linear scaling that no schedule exceeds, 0 to 1."""
+        return self.oracle_ns / self.bound_ns if self.bound_ns else 1.0
+
+    @property
     def above_bound(self) -> float:
         """How far above the lower bound, as a fraction of it; 0 is proven best."""
         return self.iteration_ns / self.bound_ns - 1 if self.bound_ns else 0.0

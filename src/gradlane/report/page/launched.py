@@ -85,7 +85,7 @@ def of_launch(folder: Path) -> facts.TrialFacts:
     whole = f"the last {len(steps)} whole steps" if steps else "no whole step"
     answer = f"No whole step was recorded under {plan.policy}, the last plan; let the script train longer."
     if steps:
-        waits = "" if parts is None else f", of which it waits {parts.waits:.0%}"
+        waits = "" if parts is None else f"; usual steps spend {parts.waits:.0%} of their time waiting"
         answer = f"A step takes {format_ns(round(typical_ns))} under {plan.policy} (the median, on rank {first.rank}){waits}."
     arm = facts.ArmFacts(
         name=plan.policy,

@@ -18,7 +18,7 @@ Lines = Mapping[str, Sequence[tuple[float, float]]]
 def simulated_arm(
     name: str,
     plan: Plan,
-    timeline: Timeline,
+    timeline: Timeline | None,
     profile: Profile,
     iteration_ns: int,
     bound_ns: int,
@@ -29,30 +29,34 @@ def simulated_arm(
 
     Args:
         name: for people.
-        plan, timeline: what was simulated, and what happened on one rank.
+        plan: that was simulated.
+        timeline: what happened on one rank; None for a worker that sends nothing.
         profile: that was simulated.
         iteration_ns, bound_ns: a steady step, and what no schedule goes below.
         baseline_ns: a steady step under DDP; None if it was not simulated.
         steady: the iterations of the timeline that `iteration_ns` is the mean of: the first ones wait for less.
     """
     ratio = None if baseline_ns is None or not iteration_ns else baseline_ns / iteration_ns
-    iterations = typical_iterations([timeline.during(range(max(steady) + 1))])
-    alone = msgspec.structs.replace(timeline, rank=0)
-    drawn = draw(plan, [alone], iterations) if iterations else None
-    if drawn is not None:
-        drawn = msgspec.structs.replace(drawn, ranks=[msgspec.structs.replace(each, rank=-1) for each in drawn.ranks])
     return facts.ArmFacts(
         name=name,
         note="",
         turns_ms=[],
         speedup=None if ratio is None else (ratio, ratio, ratio),
-        hidden=timeline.hidden(),
+        hidden=None if timeline is None else timeline.hidden(),
         predicted_ms=iteration_ns / 1e6,
         bound_ms=bound_ns / 1e6,
-        parts=parts_of(timeline, plan, profile, steady),
+        parts=None if timeline is None else parts_of(timeline, plan, profile, steady),
         plan=plan_facts(plan, profile),
-        timeline=drawn,
+        timeline=None if timeline is None else _drawn(plan, timeline, steady),
     )
+
+
+def _drawn(plan: Plan, timeline: Timeline, steady: Collection[int]) -> facts.Timeline | None:
+    iterations = typical_iterations([timeline.during(range(max(steady) + 1))])
+    if not iterations:
+        return None
+    drawn = draw(plan, [msgspec.structs.replace(timeline, rank=0)], iterations)
+    return msgspec.structs.replace(drawn, ranks=[msgspec.structs.replace(each, rank=-1) for each in drawn.ranks])
 
 
 def charts(panels: Mapping[str, Lines], x: str, y: str, *, log_x: bool = False) -> list[facts.ChartFacts]:
