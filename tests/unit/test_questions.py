@@ -311,7 +311,9 @@ def test_steps_that_take_no_time_are_simulated(tmp_path):
     path = tmp_path / "no-time.json"
     files.write(path, msgspec.structs.replace(profile, tensors=tensors, layers=layers, backward_ns=0, uncovered_ns=0))
     words = (path, "--workers", "1", "--policy", "ddp")
-    assert "ddp    │      0 ns │     - │  100.0% │" in invoke("simulate", *words)
+    said = invoke("simulate", *words)
+    assert said.startswith("alexnet, 10 Gbit/s rate, 1 worker\n")
+    assert "ddp    │      0 ns │     - │  100.0% │" in said
     for question in ("workers", "rates"):
         assert " ddp reaches 100% of linear, no schedule more than 100%." in invoke("whatif", question, *words)
 

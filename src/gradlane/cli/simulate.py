@@ -151,7 +151,9 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
     texts = {heading: [text(outcome.case) for outcome in outcomes] for heading, text in _LABELS.items()}
     varying = [heading for heading, column in texts.items() if len(set(column)) > 1]
     shared = ", ".join(
-        f"{column[0]} {heading}".removesuffix(" model") for heading, column in texts.items() if heading not in varying
+        f"{column[0]} {heading.removesuffix('s') if column[0] == '1' else heading}".removesuffix(" model")
+        for heading, column in texts.items()
+        if heading not in varying
     )
     shown = console()
     if shared:
