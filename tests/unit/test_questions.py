@@ -318,6 +318,21 @@ def test_steps_that_take_no_time_are_simulated(tmp_path):
         assert " ddp reaches 100% of linear, no schedule more than 100%." in invoke("whatif", question, *words)
 
 
+def test_two_profiles_of_one_model_are_told_apart_by_what_was_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    profile = zoo.profile("alexnet")
+    files.write("slow.json", profile)
+    files.write("fast.json", msgspec.structs.replace(profile, backward_ns=profile.backward_ns + 10**6))
+    words = ("slow.json", "fast.json", "--workers", "2", "--policy", "ddp")
+    rows = json.loads(invoke("simulate", *words, "--json"))["rows"]
+    assert [row["model"] for row in rows] == ["alexnet (slow.json)", "alexnet (fast.json)"]
+    said = invoke("simulate", *words)
+    assert "alexnet (slow.json) " in said
+    assert "alexnet (fast.json) " in said
+    (row,) = json.loads(invoke("simulate", "slow.json", "slow.json", *words[2:], "--json"))["rows"]
+    assert row["model"] == "alexnet"
+
+
 def test_over_servers_ddp_is_named_for_what_it_is_beside_what_torchs_takes(tmp_path):
     words = ("vgg16", "--workers", "8", "--policy", "mercury")
     torchs = json.loads(invoke("plan", *words[:3], "--policy", "ddp", "--json"))["policies"][0]["iteration_ns"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from gradlane.cli.inputs.types import OUT_FILE, PLOT_FILE
 from gradlane.cli.reports import BASELINE
 from gradlane.cli.terminal import console, print_table
 from gradlane.core import files
+from gradlane.core.profile import Profile
 from gradlane.errors import InputError
 from gradlane.planning.questions import Case, Outcome, Refusal, sweep
 from gradlane.report import plots
@@ -82,7 +84,7 @@ def command(
     """
     computing = Computing.take(given)
     todo = cases(
-        [computing.read(text) for text in dict.fromkeys(profiles)],
+        _told_apart({text: computing.read(text) for text in profiles}),
         read_place(**given, device=computing.device),
         parse_rates(rate),
         parse_workers(workers),
@@ -116,6 +118,15 @@ def command(
         trace = chrome_trace([outcomes[0].timeline()], [outcomes[0].plan])
         with files.writing(timeline):
             files.write_bytes(timeline, trace)
+
+
+def _told_apart(profiles: Mapping[str, Profile]) -> list[Profile]:
+    """Profiles by what was typed for each; those of one model get that into their names."""
+    counts = Counter(profile.model for profile in profiles.values())
+    return [
+        profile if counts[profile.model] == 1 else msgspec.structs.replace(profile, model=f"{profile.model} ({text})")
+        for text, profile in profiles.items()
+    ]
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
