@@ -77,6 +77,27 @@ def _train_while_layers_change_places(wrapper: Any, model: Layers, other: int, g
     return model
 
 
+def added_under_one_optimizer(rank: int, world: int, wrapped: bool) -> list[str]:
+    """What is logged where a layer comes into a model that is trained, and into its optimizer."""
+    torch.manual_seed(7)
+    model = Layers()
+    optimizer = momentum(model)
+    generator = torch.Generator().manual_seed(rank)
+    with log_lines() as lines:
+        if wrapped:
+            call: Any = gradlane.DistributedDataParallel(model, options=OPTIONS)
+            _train(call, model, optimizer, generator)
+        else:
+            call = model
+            session = gradlane.attach(model, optimizer, **OPTIONS)
+            _train(call, model, optimizer, generator)
+        model.layers.append(nn.Linear(12, 12))
+        optimizer.add_param_group({"params": list(model.layers[-1].parameters())})
+        _train(call, model, optimizer, generator)
+        close(call) if wrapped else session.close()
+    return lines
+
+
 def _train_and_merge(model: Layers, wrap: Wrap, generator: torch.Generator) -> Layers:
     wrapper = wrap(model, find_unused_parameters=True)
     _train(wrapper, model, momentum(model), generator)

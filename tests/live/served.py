@@ -213,6 +213,7 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
         "dropped": lambda: optimizer.zero_grad(),
         "two passes": lambda: F.cross_entropy(model(torch.ones(2, 12)), torch.zeros(2, dtype=torch.long)).backward(),
         "two steps": optimizer.step,
+        "added": lambda: add(),
         "state": optimizer.state_dict,
         "load": lambda: optimizer.load_state_dict({}),
         "state by hand": lambda: optimizer.state[weight],
@@ -225,6 +226,12 @@ def refusal(rank: int, world: int, change: str) -> tuple[str, str]:
 
     def drop(*_: object) -> None:
         weight.grad = None
+
+    def add() -> None:
+        model.added = nn.Linear(2, 3)
+        optimizer.add_param_group({"params": list(model.added.parameters())})
+        model.added(torch.ones(2)).sum().backward()
+        optimizer.step()
 
     if change == "dropped by a hook":
         model.layers[0].weight.register_post_accumulate_grad_hook(drop)

@@ -180,6 +180,30 @@ def test_the_exit_code_of_a_rank_is_that_of_the_command_and_is_said_once(tmp_pat
     assert set(re.findall("ended with exit code ([0-9]+)", said)) == {"3"}
 
 
+_LEAVES = """
+import sys
+import torch, torch.distributed as dist, gradlane
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+gradlane.attach_to_servers(model, optimizer, staleness=None)
+for step in range(10**9):
+    if step == 3 and dist.get_rank() == 1:
+        sys.exit(3)
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_rank_that_leaves_by_an_exit_code_ends_ranks_that_wait_for_nobody(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_LEAVES)
+    done = gradlane("launch", "--standalone", "--nproc", 2, script, expect=3)
+    assert "gradlane: rank 1 ended with exit code 3" in done.stderr
+    assert "rank 1 failed: SystemExit: 3" in done.stderr
+
+
 @pytest.mark.parametrize("where", ["--loopback", "--link=10gbit"])
 def test_an_interrupt_of_a_comparison_is_one_line(where: str, tmp_path: Path) -> None:
     if where != "--loopback" and lab.supported() is not None:

@@ -159,6 +159,17 @@ def test_what_was_trained_when_a_model_was_wrapped_is_summed_whatever_it_is_call
     assert all(NOT_SUMMED in line for line in said if "torch's DistributedDataParallel sums" not in line)
 
 
+@pytest.mark.parametrize(
+    ("wrapped", "again"), [(True, "wrap the model again"), (False, "close() the session and attach again")]
+)
+def test_a_layer_that_comes_under_the_optimizer_that_there_is_is_named_as_not_summed(two_ranks, wrapped, again):
+    lines, silent = two_ranks.run("tests.live.changed_models:added_under_one_optimizer", wrapped=wrapped)
+    (said,) = [line for line in lines if "its gradient is not summed" in line]
+    assert said.startswith("gradlane: layers.3.weight was put into the model after gradlane attached")
+    assert said.endswith(f"{again} after that")
+    assert silent == []
+
+
 def test_two_wrapped_models_are_both_scheduled(two_ranks):
     assert two_ranks.run("tests.live.ddp:two_models") == [([], [True, True])] * 2
 

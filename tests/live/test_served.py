@@ -194,6 +194,7 @@ REFUSALS = {
     "dropped by a hook": "the gradient of layers.1.weight was changed between",
     "two passes": "step() was not called after the last one",
     "two steps": "step() without a backward pass before it",
+    "added": "added.weight of shape (3, 2) has a gradient, and servers have no value of it",
     "state": "optimizer.state_dict() while the update is on the servers",
     "load": "optimizer.load_state_dict() while the update is on the servers",
     "state by hand": "optimizer.state is used, or the optimizer is copied, while the update is on the servers",

@@ -6,6 +6,7 @@ import pytest
 
 from gradlane.live import VerifyOptions
 from tests.live.ranks import Ranks
+from tests.live.verified import KEEPS
 
 pytestmark = pytest.mark.matrix
 
@@ -94,3 +95,33 @@ def test_which_iterations_are_verified():
     options = VerifyOptions(first=2, every=5)
     assert [step for step in range(12) if options.includes(step)] == [0, 1, 5, 10]
     assert [step for step in range(12) if VerifyOptions(first=1, every=0).includes(step)] == [0]
+
+
+@pytest.mark.parametrize("what", KEEPS)
+def test_an_optimizer_of_the_scripts_own_steps_once_whatever_it_keeps(two_ranks, what):
+    for differs, lines, deferred in two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, verify=True):
+        assert (differs, deferred) == ([], 0)
+        assert not any("Error" in line for line in lines)
+    _, lines, _ = two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, verify=True)[0]
+    assert ", their sums alone, no update: equal to DDP bit for bit" in lines[-1]
+
+
+@pytest.mark.parametrize("what", ["a counter in an object", "a nested counter", "an iterator"])
+def test_deferred_updates_of_a_vouched_optimizer_have_what_step_had(two_ranks, what):
+    for differs, lines, deferred in two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, cross_barrier=True):
+        assert differs == []
+        assert not any("Error" in line for line in lines)
+        assert deferred > 0
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("momentum beside the state", "VerificationError: verification: rank "),
+        ("slots", "UnsupportedError: cross_barrier: got True, and _KeepsInSlots keeps calls in __slots__"),
+    ],
+)
+def test_a_vouched_optimizer_whose_parts_cannot_have_what_it_keeps_is_refused(two_ranks, what, said):
+    for _, lines, _ in two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, cross_barrier=True):
+        assert lines[-1].startswith(said)
+        assert "leave it out" in lines[-1]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import gradlane
-from gradlane.errors import JobError
+from gradlane.errors import JobError, UnsupportedError
 from gradlane.live.session import guarded_params
 from gradlane.live.session.torch_actions import TorchActions
 from gradlane.live.session.verification import Verifier
-from tests.live.cases import train
+from tests.live.cases import differences, train
 from tests.live.loops import GIVEN, log_lines
 from tests.live.models import MODELS, OPTIMIZERS
 from tests.live.networks import counting_deferred_updates, network_until_awaited, slow_network
@@ -187,3 +189,89 @@ def _error_in(session: Any, net: Any, opt: Any, rank: int) -> str:
     except JobError as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.steps = 0
+
+
+class _Keeps(torch.optim.Optimizer):
+    """Updates each parameter from its own gradient, and keeps `what` outside of the optimizer's state."""
+
+    of_class = 0
+
+    def __init__(self, params: Any, what: str) -> None:
+        super().__init__(params, {})
+        params = [param for group in self.param_groups for param in group["params"]]
+        self.what, self.helper, self.nested, self.numbers = what, _Counter(), {"a": {"steps": 0}}, itertools.count(1)
+        self.momenta = {param: torch.zeros_like(param) for param in params}
+        self.generator = torch.Generator().manual_seed(5)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        factor = 1.0
+        if self.what == "a counter in an object":
+            self.helper.steps += 1
+            factor = 0.1 if self.helper.steps < 5 else 1.0
+        elif self.what == "a nested counter":
+            self.nested["a"]["steps"] += 1
+            factor = 1 / self.nested["a"]["steps"]
+        elif self.what == "an iterator":
+            factor = 1 / next(self.numbers)
+        elif self.what == "a counter of its class":
+            _Keeps.of_class += 1
+            factor = 1 / _Keeps.of_class
+        for param in self.param_groups[0]["params"]:
+            change = param.grad
+            if change is None:
+                continue
+            if self.what == "momentum beside the state":
+                change = self.momenta[param].mul_(0.9).add_(change)
+            elif self.what == "a generator":
+                change = change + 0.01 * torch.randn(param.shape, generator=self.generator)
+            elif self.what == "torch's generator":
+                change = change + 0.01 * torch.randn(param.shape)
+            param.sub_(change, alpha=0.01 * factor)
+
+
+class _KeepsInSlots(_Keeps):
+    __slots__ = ("calls",)
+
+    def __init__(self, params: Any, what: str) -> None:
+        super().__init__(params, what)
+        self.calls = 0
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.calls += 1
+        return super().step(closure)
+
+
+KEEPS = (
+    "a counter in an object", "a nested counter", "an iterator", "a counter of its class", "momentum beside the state",
+    "a generator", "torch's generator", "slots",
+)  # fmt: skip
+
+
+def an_optimizer_keeps(rank: int, world: int, what: str, **options: Any) -> tuple[list[str], list[str], int]:
+    """What differs from DDP where an optimizer keeps `what`, what is logged, and how many updates were deferred."""
+
+    def optimizer_of(net: Any) -> _Keeps:
+        _Keeps.of_class = 0
+        return (_KeepsInSlots if what == "slots" else _Keeps)(net.parameters(), what)
+
+    torch.manual_seed(7)
+    net, beside = (MODELS["convolutions"]() for _ in range(2))
+    beside.load_state_dict(net.state_dict())
+    opt = optimizer_of(beside)
+    torch.manual_seed(3)
+    train(beside, TorchDDP(beside), opt, beside.batch, STEPS, rank)
+    opt = optimizer_of(net)
+    torch.manual_seed(3)
+    with network_until_awaited(), counting_deferred_updates() as deferred, log_lines() as lines:
+        try:
+            with gradlane.attach(net, opt, "p3", network=GIVEN, profile_iterations=1, timeout=20, **options):
+                train(net, net, opt, net.batch, STEPS, rank)
+        except (JobError, UnsupportedError) as error:
+            return [], [*lines, f"{type(error).__name__}: {error}"], sum(deferred)
+    return differences(dict(net.state_dict()), dict(beside.state_dict())), lines, sum(deferred)

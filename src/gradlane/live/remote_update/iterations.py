@@ -279,6 +279,7 @@ class ServedIterations:
                 "register it, not the function of the class; or register it before the backward pass",
                 UnsupportedError,
             )
+        self._refuse_what_is_not_served(optimizer)
         if self._rules_now() != self._rules:
             self.fail(
                 "the learning rate, or another number of the optimizer, changed between backward() and step(), when the "
@@ -304,6 +305,19 @@ class ServedIterations:
             self._tell(_HELD)
         self._updates.step(stepped, stepped, ServedStep() if stepped else None)
         return instead
+
+    def _refuse_what_is_not_served(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a parameter that the script trains and that came after attach."""
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        known = {*self._of, *map(id, self._without_elements)}
+        new = next((param for param in params if param.grad is not None and id(param) not in known), None)
+        if new is not None:
+            name = next((name for name, param in self._model.named_parameters() if param is new), "a parameter")
+            self.fail(
+                f"{name} of shape {tuple(new.shape)} has a gradient, and servers have no value of it: it was frozen at "
+                "attach, or not there; close() the session and attach again",
+                UnsupportedError,
+            )
 
     def _check_gradient(self, tracked: Tracked) -> None:
         if tracked.phase is not Phase.AWAITED:

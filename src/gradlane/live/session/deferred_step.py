@@ -13,9 +13,9 @@ import copy
 import functools
 import operator
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
+from types import FrameType, MethodType
 from typing import Any, cast
 
 import numpy as np
@@ -75,6 +75,20 @@ def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
         f"{type(optimizer).__name__} is not known to update each parameter from its own gradient alone; pass "
         "cross_barrier=True to gradlane.attach if it does"
     )
+
+
+def why_not_copied(optimizer: torch.optim.Optimizer) -> str | None:
+    """Why a step of a script's own optimizer cannot run on a copy of it, as deferred updates do; None if it can."""
+    kind = own_class(optimizer)
+    slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ())]
+    if slots:
+        return f"{kind.__name__} keeps {slots[0]} in __slots__, which are not copied"
+    for key, value in attributes_of(optimizer).items():
+        try:
+            _snapshot({key: value}, optimizer)
+        except Exception as error:  # of any kind: the script's own classes say how they are copied
+            return f"{kind.__name__} keeps {key}, which cannot be copied ({error})"
+    return None
 
 
 def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
@@ -173,7 +187,7 @@ class DeferredStep:
         if self._class in PER_PARAMETER:
             groups = [group | _found_out_already(group) for group in groups]
         else:  # it may count its steps, or keep other things that a step changes
-            attributes = _snapshot(attributes)
+            attributes = _snapshot(attributes, optimizer)
         # a GradScaler gives a fused optimizer these for the time of the call, and changes its scale in place
         lent = {name: attributes[name] for name in ("grad_scale", "found_inf") if name in attributes}
         if lent:
@@ -207,7 +221,7 @@ class DeferredStep:
         if self._class in PER_PARAMETER:
             part.__dict__ = dict(attributes)
         else:  # each part begins as `step()` did
-            part.__dict__ = _snapshot(attributes)
+            part.__dict__ = _snapshot(attributes, self.optimizer, part)
         part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
@@ -293,11 +307,26 @@ class DeferredStep:
         return in_grad_mode
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two numbers or tensors are not the same; of anything else nothing is known."""
+def _differ(one: Any, other: Any, seen: set[tuple[int, int]] | None = None) -> bool:
+    """Whether two numbers or tensors are not the same, or two containers or objects that have such; of anything else nothing
+    is known.
+
+    Args:
+        seen: pairs that are compared already.
+    """
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return not torch.equal(one, other)
-    return isinstance(one, (int, float)) and (type(one) is not type(other) or one != other)
+    if isinstance(one, (int, float)):
+        return type(one) is not type(other) or one != other
+    seen, both = set() if seen is None else seen, (id(one), id(other))
+    if one is other or type(one) is not type(other) or both in seen:
+        return False
+    seen.add(both)
+    if isinstance(one, (list, tuple, deque)):
+        return len(one) != len(other) or any(_differ(a, b, seen) for a, b in zip(one, other, strict=True))
+    if isinstance(one, dict):
+        return one.keys() != other.keys() or any(_differ(one[key], other[key], seen) for key in one)
+    return _differ(getattr(one, "__dict__", None), getattr(other, "__dict__", None), seen)
 
 
 def _found_out_already(group: dict[str, Any]) -> dict[str, Any]:
@@ -312,14 +341,27 @@ def _found_out_already(group: dict[str, Any]) -> dict[str, Any]:
 _is_cpu = operator.attrgetter("is_cpu")
 
 
-def _snapshot(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` as they are now: copies of those that may change in place, except state and parameters."""
-    found = dict(values)
-    for key, value in values.items():
-        if isinstance(value, torch.Tensor) or type(value) is tuple:
-            found[key] = _as_it_is(value)
-        elif isinstance(value, (list, dict)) and key not in ("state", "params"):
-            found[key] = copy.copy(value)
+# the attributes that torch gives each optimizer, of which none counts anything
+_OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
+
+
+def _snapshot(attributes: dict[str, Any], optimizer: torch.optim.Optimizer, owner: Any = None) -> dict[str, Any]:
+    """The attributes of a script's own optimizer as they are now: copies of all that a step may change, whatever holds it.
+
+    Parameters, modules and functions are the same in the copy, and so is what torch keeps.
+
+    Args:
+        attributes: of `optimizer`, or an earlier snapshot of them.
+        optimizer: that the script has made.
+        owner: the object that gets the copies, which then refer to it; None for `optimizer`.
+    """
+    found = dict(attributes)
+    memo: dict[int, Any] = {id(param): param for group in optimizer.param_groups for param in group["params"]}
+    memo[id(optimizer)] = owner or optimizer
+    memo[id(attributes.get("state"))] = attributes.get("state")
+    for key, value in attributes.items():
+        if key not in _OF_TORCH and not isinstance(value, (torch.nn.Module, MethodType)):
+            found[key] = value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value, memo)
     return found
 
 

@@ -54,6 +54,8 @@ class Steps:
         self._held_steps = 0  # steps in a row that deferred nothing else
         self._ranked_as_held = False  # the planner takes this script for one that keeps the barrier, until aliases are gone
         self.runs_closure = False
+        # ids of the parameters that were in the model at attach, or that an optimizer has stepped since
+        self._looked_at = {id(param) for param in parts.job.model.parameters()}
 
     def go_on_after_an_error(self, besides: int = 0) -> None:
         """The script may have caught an error of an optimizer's step, and trains on.
@@ -81,6 +83,8 @@ class Steps:
         of = parts.tracked_of
         params = [param for group in optimizer.param_groups for param in group["params"]]
         self._stepped = [tracked for param in params if (tracked := of.get(id(param))) is not None]
+        if len(self._stepped) < len(params):
+            self._tell_of_added(params)
         if self._updates.in_backward:
             self._refuse_inside()
             return instead
@@ -95,6 +99,22 @@ class Steps:
         self._began_ns = now_ns()
         parts.measuring.step_begins()
         return instead
+
+    def _tell_of_added(self, params: Sequence[torch.nn.Parameter]) -> None:
+        """Say of a parameter that the script has put into the model after attach that it is not summed."""
+        new = {id(param) for param in params if param.requires_grad} - self._looked_at
+        if not new:
+            return
+        self._looked_at |= new
+        job = self._parts.job
+        name = next((name for name, param in job.model.named_parameters() if id(param) in new), None)
+        if name is not None:
+            again = "wrap the model again" if job.wrapped else "close() the session and attach again"
+            self._parts.tell(
+                "added",
+                f"{name} was put into the model after gradlane attached: its gradient is not summed, as under DDP, so ranks "
+                f"drift apart; {again} after that",
+            )
 
     def _refuse_inside(self) -> None:
         try:

@@ -31,7 +31,7 @@ from gradlane.errors import VerificationError
 from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_by_host
 from gradlane.live.session import guarded_states
 from gradlane.live.session.bits import is_sum_of_halves, same_bits
-from gradlane.live.session.deferred_step import DeferredStep
+from gradlane.live.session.deferred_step import DeferredStep, is_replaced, why_it_needs_the_barrier
 from gradlane.live.session.job import Job
 from gradlane.live.session.pending_gradient import InPlace, PendingGradient
 from gradlane.live.session.script_lines import source_line
@@ -127,7 +127,8 @@ class Verifier(StepObserver):
         self._touched: dict[int, str] = {}
         self._last_updates: dict[int, _Update] = {}
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
-        self._is_stepping = False  # the last of them has not returned
+        self._is_stepping = False  # a step has not returned
+        self._returned = 0  # of those in `_steps`
         self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor, Sequence[InPlace]]] = []
         # by iteration, when the forward pass began that DDP begins with rank 0's: one of training, or an evaluation before it,
         # perhaps on this rank alone. Its own rule, since BufferSync is what is verified.
@@ -170,6 +171,7 @@ class Verifier(StepObserver):
         self._iteration, self.verifies = iteration, is_checked or self._options.includes(iteration)
         for values in (self._parts, self._totals, self._touched, self._last_updates, self._steps, self._norms):
             values.clear()
+        self._returned = 0
 
     def excuse(self) -> None:
         self._to_check = 0
@@ -191,6 +193,8 @@ class Verifier(StepObserver):
         if not self.verifies:
             return
         self._is_stepping = True
+        if not self._has_reference(optimizer):
+            return
         updates = []
         states = guarded_states.attributes_of(optimizer)["state"]
         for param in (param for group in optimizer.param_groups for param in group["params"]):
@@ -204,6 +208,15 @@ class Verifier(StepObserver):
             updates.append(_Update(param, copied, _copies(states.get(param, {})), gradient))
         self._steps.append((DeferredStep(optimizer), updates))
         self._last_updates.update((id(update.param), update) for update in updates)
+
+    def _has_reference(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the step is compared with one on copies.
+
+        A step that is not torch's may change what no copy has, as a random generator or a counter of its class, and would
+        change it twice. It runs once, behind the barrier, with the sums that are compared, unless the script vouches for it.
+        """
+        is_known = why_it_needs_the_barrier(optimizer) is None and not is_replaced(optimizer)
+        return is_known or type(optimizer).__name__ in self._vouched
 
     def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor, operations: Sequence[InPlace]) -> None:
         if self.verifies:
@@ -224,14 +237,15 @@ class Verifier(StepObserver):
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if self.verifies:
-            self._is_stepping = False
+            self._is_stepping, self._returned = False, len(self._steps)
             self.updated(param for group in optimizer.param_groups for param in group["params"] if not owed(param))
 
     def drop_what_has_raised(self) -> None:
         if self._is_stepping:  # the reference would raise, too; and what is kept of it would count as the script's aliases
             self._is_stepping = False
-            for update in self._steps.pop()[1]:
-                self._last_updates.pop(id(update.param), None)
+            while len(self._steps) > self._returned:
+                for update in self._steps.pop()[1]:
+                    self._last_updates.pop(id(update.param), None)
 
     # -- comparing ---------------------------------------------------------------------------------
 
@@ -278,17 +292,21 @@ class Verifier(StepObserver):
                 is_right = torch.allclose(reference, total, rtol=0, atol=allowed, equal_nan=True)
             if not is_right:
                 self._fail(param, "the sum of its gradient", reference, total)
+            self.verified.tensors.add(id(param))
 
     def _compare_step(self, step: DeferredStep, updates: list[_Update]) -> None:
         for update in updates:
             update.copy.grad = self._changed(update) if update.gradient is None else update.gradient
         if updates:
-            left = step.update_copies([(update.param, update.copy, update.state) for update in updates])
+            began = f"verification: rank {self._global_rank}, iteration {self._iteration}: step() of "
+            began += type(step.optimizer).__name__
+            try:
+                left = step.update_copies([(update.param, update.copy, update.state) for update in updates])
+            except Exception as error:  # of any kind: the script's own code has raised it
+                first = str(error).partition("\n")[0]
+                self._raise(f"{began} raised {type(error).__name__} for copies of its parameters ({first:.100}){self._advice}")
             if left is not None:
-                self._raise(
-                    f"verification: rank {self._global_rank}, iteration {self._iteration}: step() of "
-                    f"{type(step.optimizer).__name__} left another {left} than with all gradients at once{self._advice}"
-                )
+                self._raise(f"{began} left another {left} than with all gradients at once{self._advice}")
         for update in updates:
             if id(update.param) not in self._names:
                 continue  # no session's
@@ -300,7 +318,6 @@ class Verifier(StepObserver):
                 mine = update.state_after.get(key)
                 if isinstance(value, torch.Tensor) and (not isinstance(mine, torch.Tensor) or not same_bits(value, mine)):
                     self._fail(update.param, f"the optimizer's {key} of it", value, mine)
-            self.verified.tensors.add(id(update.param))
             self.verified.updates += 1
             self.verified.deferred += update.gradient is None
 
@@ -324,10 +341,11 @@ class Verifier(StepObserver):
             dtype = str(next(iter(self._halves.values()))).removeprefix("torch.")
             reference = f"DDP that compresses to {dtype}"
         how = " bit for bit" if self._world <= 2 else " (sums within rounding)"
-        return (
-            f"verified {verified.steps} of {steps} steps, {len(verified.tensors)} tensors, {verified.deferred:,} of "
-            f"{verified.updates:,} updates deferred: equal to {reference}{how}"
-        )
+        updates = "their sums alone, no update"  # of a closure, or an optimizer that gradlane does not know
+        if verified.updates:
+            updates = f"{verified.deferred:,} of {verified.updates:,} updates deferred"
+        compared = f"verified {verified.steps} of {steps} steps, {len(verified.tensors)} tensors, {updates}"
+        return f"{compared}: equal to {reference}{how}"
 
     # -- failing -----------------------------------------------------------------------------------
 

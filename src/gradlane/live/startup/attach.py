@@ -45,7 +45,7 @@ from gradlane.live.backends.streams import streams_of
 from gradlane.live.comm.coordination import Coordination
 from gradlane.live.session.buffer_places import BufferPlaces
 from gradlane.live.session.console import ONCE, use_console
-from gradlane.live.session.deferred_step import why_it_needs_the_barrier
+from gradlane.live.session.deferred_step import why_it_needs_the_barrier, why_not_copied
 from gradlane.live.session.finite import need_finite
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in
@@ -333,6 +333,11 @@ def _refuse_what_does_not_fit(chosen: Policy | Plan, job: Job, options: AttachOp
 
 def _may_cross(job: Job, cross_barrier: bool | None) -> bool:
     if cross_barrier is not None:
+        own = [each for each in job.optimizers if why_it_needs_the_barrier(each) is not None] if cross_barrier else []
+        for optimizer in own:
+            reason = why_not_copied(optimizer)
+            if reason is not None:
+                raise UnsupportedError(f"cross_barrier: got True, and {reason}: leave it out, which keeps the barrier")
         return cross_barrier
     for optimizer in job.optimizers:
         reason = why_it_needs_the_barrier(optimizer)

@@ -54,6 +54,10 @@ def main(arguments: list[str]) -> None:
         # the launcher says so, once for all ranks
         lifecycle.fail_all(error)
         sys.exit(128 + signal.SIGINT)
+    except SystemExit as error:
+        if error.code not in (None, 0):  # other ranks would take it for the end of training
+            lifecycle.fail_all(error)
+        raise
     wrapped = gradlane.DistributedDataParallel.made or children.took_part()
     if options.ddp and not wrapped and os.environ.get("RANK") == "0":
         print("gradlane: --ddp had no effect: the script wrapped no model in DistributedDataParallel", file=sys.stderr)

@@ -123,7 +123,10 @@ def _abort_all(error: BaseException) -> None:
 
 def _end_at_once_if_failed(error: BaseException) -> None:
     if _attach_failed or any(session.failed for session in _sessions.values()):
-        atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        if isinstance(error, SystemExit) and isinstance(error.code, int):
+            code = error.code
+        atexit.register(_end_at_once, code)
 
 
 def _tell_others_on_a_crash() -> None:
