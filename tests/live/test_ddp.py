@@ -134,13 +134,14 @@ def test_a_part_that_was_frozen_when_it_was_wrapped_is_summed_by_neither_and_one
     assert "layers.0.weight was frozen when the model was wrapped and is trained now: its gradient is not summed" in line
 
 
-NOT_SUMMED = "its gradient is not summed, as under torch's class, so ranks drift apart; wrap the model again after that"
+NOT_SUMMED = "its gradient is not summed, as under DDP, so ranks drift apart; wrap the model again after that"
 SAID_OF_PARTS = {
     "a_layer_that_was_frozen_gets_a_parametrization": [
         "layers.0.bias was frozen when the model was wrapped and is trained now"
     ],
     "adapters_are_merged": ["layers.0.weight was frozen when the model was wrapped and is trained now"],
     "all_that_was_trained_has_gone": ["layers.0.weight was frozen", "the model has no parameter with requires_grad=True whose"],
+    "a_layer_is_added_to_the_optimizer": ["layers.3.weight was put into the model after gradlane attached"],
     "a_layer_is_added": ["layers.3.weight was put into the model after it was wrapped"],
 }
 

@@ -453,9 +453,7 @@ class DistributedDataParallel(TorchDDP):
                 return
 
     def _tell_not_summed(self, why: str) -> None:
-        self._tell(
-            f"{why}: its gradient is not summed, as under torch's class, so ranks drift apart; wrap the model again after that"
-        )
+        self._tell(f"{why}: its gradient is not summed, as under DDP, so ranks drift apart; wrap the model again after that")
 
     def _inside_ddp_forward(self) -> Any:
         """As torch's, which tells the compiler by way of a class that `replace_ddp` may have replaced."""
