@@ -44,7 +44,7 @@ def made(name: str, **options: Any) -> Any:
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     order = "rank" if options.pop("rank_order", False) else None
     carrier = CarrierOptions("server", packet_bytes=1024, summation_order=order, servers=options.pop("external", 0))
-    node = AttachOptions(carrier=carrier).of_node(rank, range(world), bytes(32))
+    node = AttachOptions(carrier=carrier).node_options(rank, range(world), bytes(32))
     return ParameterServerBackend(groups, node, TIMEOUT_S, **options)
 
 

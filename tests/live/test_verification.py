@@ -99,14 +99,14 @@ def test_which_iterations_are_verified():
 
 @pytest.mark.parametrize("what", KEEPS)
 def test_an_optimizer_of_the_scripts_own_steps_once_whatever_it_keeps(two_ranks, what):
-    for differs, lines, deferred in two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, verify=True):
+    outcomes = two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, verify=True)
+    for differs, lines, deferred in outcomes:
         assert (differs, deferred) == ([], 0)
         assert not any("Error" in line for line in lines)
-    _, lines, _ = two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, verify=True)[0]
-    assert ", their sums alone, no update: equal to DDP bit for bit" in lines[-1]
+    assert outcomes[0][1][-1].endswith(": sums equal to those of DDP bit for bit; no update was compared")
 
 
-@pytest.mark.parametrize("what", ["a counter in an object", "a nested counter", "an iterator"])
+@pytest.mark.parametrize("what", ["a counter in an object", "a nested counter", "a lock", "NaN", "modules", "a method"])
 def test_deferred_updates_of_a_vouched_optimizer_have_what_step_had(two_ranks, what):
     for differs, lines, deferred in two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, cross_barrier=True):
         assert differs == []
@@ -117,11 +117,12 @@ def test_deferred_updates_of_a_vouched_optimizer_have_what_step_had(two_ranks, w
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("momentum beside the state", "VerificationError: verification: rank "),
+        ("momentum beside the state", "VerificationError: "),
         ("slots", "UnsupportedError: cross_barrier: got True, and _KeepsInSlots keeps calls in __slots__"),
     ],
 )
 def test_a_vouched_optimizer_whose_parts_cannot_have_what_it_keeps_is_refused(two_ranks, what, said):
-    for _, lines, _ in two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, cross_barrier=True):
-        assert lines[-1].startswith(said)
-        assert "leave it out" in lines[-1]
+    outcomes = two_ranks.run("tests.live.verified:an_optimizer_keeps", what=what, cross_barrier=True)
+    last = [lines[-1] for _, lines, _ in outcomes]
+    assert any(line.startswith(said) for line in last)  # a rank may hear of the other's first
+    assert all("leave it out" in line for line in last)

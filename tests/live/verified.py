@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import Any
 from unittest.mock import patch
 
@@ -192,8 +193,12 @@ def _error_in(session: Any, net: Any, opt: Any, rank: int) -> str:
 
 
 class _Counter:
-    def __init__(self) -> None:
-        self.steps = 0
+    def __init__(self, owner: Any = None) -> None:
+        self.steps, self.owner = 0, owner
+
+    def factor(self) -> float:
+        self.steps += 1
+        return 0.1 if self.steps < 5 else 1.0
 
 
 class _Keeps(torch.optim.Optimizer):
@@ -204,32 +209,47 @@ class _Keeps(torch.optim.Optimizer):
     def __init__(self, params: Any, what: str) -> None:
         super().__init__(params, {})
         params = [param for group in self.param_groups for param in group["params"]]
-        self.what, self.helper, self.nested, self.numbers = what, _Counter(), {"a": {"steps": 0}}, itertools.count(1)
-        self.momenta = {param: torch.zeros_like(param) for param in params}
-        self.generator = torch.Generator().manual_seed(5)
+        self.what = what
+        self.kept: Any = {
+            "a counter in an object": lambda: _Counter(self),
+            "a nested counter": lambda: {"a": [_Counter()]},
+            "an iterator": lambda: itertools.count(1),
+            "momentum beside the state": lambda: {param: torch.zeros_like(param) for param in params},
+            "a generator": lambda: torch.Generator().manual_seed(5),
+            "a lock": lambda: (threading.Lock(), _Counter()),
+            "NaN": lambda: [float("nan"), torch.tensor(float("nan"))],
+            "modules": lambda: {torch.nn.Linear(2, 2): params[0]},
+            "a method": lambda: self.factor_of_class,
+        }.get(what, lambda: None)()
+        self.counter = _Counter(self)
+
+    def factor_of_class(self) -> float:
+        return self.counter.factor()
+
+    def factor(self) -> float:
+        if self.what == "a counter in an object":
+            assert self.kept.owner is self
+            return self.kept.factor()
+        if self.what == "a nested counter":
+            return self.kept["a"][0].factor()
+        if self.what == "an iterator":
+            return 1 / next(self.kept)
+        if self.what == "a counter of its class":
+            _Keeps.of_class += 1
+            return 1 / _Keeps.of_class
+        return self.kept() if self.what == "a method" else 1.0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        factor = 1.0
-        if self.what == "a counter in an object":
-            self.helper.steps += 1
-            factor = 0.1 if self.helper.steps < 5 else 1.0
-        elif self.what == "a nested counter":
-            self.nested["a"]["steps"] += 1
-            factor = 1 / self.nested["a"]["steps"]
-        elif self.what == "an iterator":
-            factor = 1 / next(self.numbers)
-        elif self.what == "a counter of its class":
-            _Keeps.of_class += 1
-            factor = 1 / _Keeps.of_class
+        factor = self.factor()
         for param in self.param_groups[0]["params"]:
             change = param.grad
             if change is None:
                 continue
             if self.what == "momentum beside the state":
-                change = self.momenta[param].mul_(0.9).add_(change)
+                change = self.kept[param].mul_(0.9).add_(change)
             elif self.what == "a generator":
-                change = change + 0.01 * torch.randn(param.shape, generator=self.generator)
+                change = change + 0.01 * torch.randn(param.shape, generator=self.kept)
             elif self.what == "torch's generator":
                 change = change + 0.01 * torch.randn(param.shape)
             param.sub_(change, alpha=0.01 * factor)
@@ -249,7 +269,7 @@ class _KeepsInSlots(_Keeps):
 
 KEEPS = (
     "a counter in an object", "a nested counter", "an iterator", "a counter of its class", "momentum beside the state",
-    "a generator", "torch's generator", "slots",
+    "a generator", "torch's generator", "a lock", "slots",
 )  # fmt: skip
 
 

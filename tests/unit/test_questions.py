@@ -329,8 +329,8 @@ def test_two_profiles_of_one_model_are_told_apart_by_what_was_typed(tmp_path, mo
     said = invoke("simulate", *words)
     assert "alexnet (slow.json) " in said
     assert "alexnet (fast.json) " in said
-    (row,) = json.loads(invoke("simulate", "slow.json", "slow.json", *words[2:], "--json"))["rows"]
-    assert row["model"] == "alexnet"
+    (alone,) = json.loads(invoke("simulate", "slow.json", "slow.json", *words[2:], "--json"))["rows"]
+    assert alone == {**rows[0], "model": "alexnet"}
 
 
 def test_over_servers_ddp_is_named_for_what_it_is_beside_what_torchs_takes(tmp_path):
@@ -338,15 +338,18 @@ def test_over_servers_ddp_is_named_for_what_it_is_beside_what_torchs_takes(tmp_p
     torchs = json.loads(invoke("plan", *words[:3], "--policy", "ddp", "--json"))["policies"][0]["iteration_ns"]
     planned = json.loads(invoke("plan", *words, "--servers", "1", "--json"))
     assert planned["ddp_by_all_reduce_ns"] == torchs < min(row["iteration_ns"] for row in planned["policies"])
-    said = "ddp here: DDP's buckets, first in first out, to the same servers. torch's DDP sums by all-reduce"
-    line = f"{said}, which takes {format_ns(torchs)} between these hosts."
+    said = "ddp here sends DDP's buckets to the servers, first in, first out. torch's own DDP all-reduces them"
+    line = f"{said}: {format_ns(torchs)} a step between these hosts."
     assert line in invoke("plan", *words, "--servers", "1", "--report", tmp_path / "page.html")
     (trial,) = facts_of(tmp_path / "page.html")["trials"]
     assert trial["remarks"] == [line]
-    assert f"{said}." in invoke("simulate", *words, "--servers", "1")
-    assert f"{said}." in invoke("whatif", "rates", *words, "--servers", "1", "--rate", "1gbit,10gbit")
+    assert f"{said}." in invoke("simulate", *words, "--policy", "ddp", "--servers", "1")
+    assert said not in invoke("simulate", *words, "--servers", "1")
+    assert f"{said}." in invoke("whatif", "rates", *words, "--policy", "ddp", "--servers", "1", "--rate", "1gbit,10gbit")
     assert "ddp here" not in invoke("plan", *words[:3], "--policy", "blocks")
     assert json.loads(invoke("plan", *words[:3], "--json"))["ddp_by_all_reduce_ns"] is None
+    too_long = ("alexnet", "--workers", "100000", "--servers", "same", "--startup", "100s", "--policy", "mercury", "--json")
+    assert json.loads(invoke("plan", *too_long))["ddp_by_all_reduce_ns"] is None
 
 
 def test_where_no_policy_is_faster_than_ddp_ddp_is_chosen(tmp_path):

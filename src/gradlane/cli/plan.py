@@ -110,7 +110,7 @@ def command(
         there = read_place(**given, device=computing.device)
         (case,) = cases([profile], there, rates, counts, computing.jitter, computing.clips)
         if there.servers is not None:
-            without = replace(there, servers=None, colocated=False)
+            without = replace(there, servers=None, colocated=False, flat=False)
             (by_all_reduce,) = cases([profile], without, rates, counts, computing.jitter, computing.clips)
     if policy == "auto":
         raise InputError(
@@ -145,8 +145,8 @@ def command(
     baseline = next((o for o in outcomes if o.policy == BASELINE), None) or judge(catalog.get(BASELINE), case, bound_ns)
     if chosen is not None and baseline.policy != catalog.spelled(chosen):
         outcomes.append(baseline)
-    torchs_ns = None if by_all_reduce is None else judge(catalog.get(BASELINE), by_all_reduce).iteration_ns
-    remarks = [*reports.baseline_line([case], torchs_ns), *reports.refusal_lines(refusals)]
+    torchs_ns = None if by_all_reduce is None else _torchs_ns(by_all_reduce)
+    remarks = [*reports.baseline_line([baseline], torchs_ns), *reports.refusal_lines(refusals)]
     if emit is not None:
         click.echo(ddp_kwargs(best.plan))
     elif as_json:
@@ -170,6 +170,14 @@ def command(
             files.write(out, best.plan)
         if not as_json and emit is None:
             click.echo(f"wrote {out}")
+
+
+def _torchs_ns(by_all_reduce: Case) -> int | None:
+    """What a step takes under torch's DDP; None where it would take longer than what can be simulated."""
+    try:
+        return judge(catalog.get(BASELINE), by_all_reduce).iteration_ns
+    except InputError:
+        return None
 
 
 def _assumed(case: Case, computing: Computing, profile_text: str) -> str:

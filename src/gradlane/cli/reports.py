@@ -98,17 +98,19 @@ def refusal_lines(refusals: Sequence[Refusal], cases: int = 1, name: Callable[[C
     return lines
 
 
-def baseline_line(cases: Iterable[Case], by_all_reduce_ns: int | None = None) -> list[str]:
-    """What `ddp` is over servers, which torch's class does not have; empty if no case has servers.
+def baseline_line(outcomes: Iterable[Outcome], torchs_ns: int | None = None) -> list[str]:
+    """What `ddp` means where servers carry messages; empty if no outcome is of it there.
 
     Args:
-        cases: that were simulated.
-        by_all_reduce_ns: what torch's DDP takes between the same hosts; None if it was not asked.
+        outcomes: that are shown.
+        torchs_ns: what a step of torch's DDP takes between the same hosts; None if it was not asked.
     """
-    if all(isinstance(case.where, Network) for case in cases):
+    if not any(outcome.policy == BASELINE and not isinstance(outcome.case.where, Network) for outcome in outcomes):
         return []
-    takes = "" if by_all_reduce_ns is None else f", which takes {format_ns(by_all_reduce_ns)} between these hosts"
-    return [f"{BASELINE} here: DDP's buckets, first in first out, to the same servers. torch's DDP sums by all-reduce{takes}."]
+    takes = "" if torchs_ns is None else f": {format_ns(torchs_ns)} a step between these hosts"
+    return [
+        f"{BASELINE} here sends DDP's buckets to the servers, first in, first out. torch's own DDP all-reduces them{takes}."
+    ]
 
 
 def show_lines(shown: Console, lines: Iterable[str]) -> None:

@@ -83,13 +83,15 @@ def command(
     gradlane simulate vgg16 bert-base --rate 1gbit,10gbit --servers same --policy mercury --policy wfbp
     """
     computing = Computing.take(given)
+    read = {text: computing.read(text) for text in profiles}
     todo = cases(
-        _told_apart({text: computing.read(text) for text in profiles}),
+        list(read.values()),
         read_place(**given, device=computing.device),
         parse_rates(rate),
         parse_workers(workers),
         computing.jitter,
         computing.clips,
+        _names_of(read),
     )
     asked = read_policies(policies)
     total = sum(len(policies or case.policies) for case in todo)
@@ -120,13 +122,10 @@ def command(
             files.write_bytes(timeline, trace)
 
 
-def _told_apart(profiles: Mapping[str, Profile]) -> list[Profile]:
-    """Profiles by what was typed for each; those of one model get that into their names."""
+def _names_of(profiles: Mapping[str, Profile]) -> list[str]:
+    """The models of profiles, with what was typed for each where several have one."""
     counts = Counter(profile.model for profile in profiles.values())
-    return [
-        profile if counts[profile.model] == 1 else msgspec.structs.replace(profile, model=f"{profile.model} ({text})")
-        for text, profile in profiles.items()
-    ]
+    return [profile.model + (f" ({text})" if counts[profile.model] > 1 else "") for text, profile in profiles.items()]
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
@@ -194,9 +193,9 @@ def show(outcomes: Sequence[Outcome], refusals: Sequence[Refusal] = ()) -> None:
         table.add_section()
     print_table(table)
     reports.show_lines(shown, reports.refusal_lines(refusals, _cases_in(outcomes, refusals), _title))
-    reports.show_lines(shown, reports.baseline_line(outcome.case for outcome in outcomes))
+    reports.show_lines(shown, reports.baseline_line(outcomes))
     shown.print(Text("scaling: the part of linear. above bound: how much longer than the bound, which no schedule can beat."))
-    profiles = {outcome.case.profile.model: outcome.case.of_one for outcome in outcomes}
+    profiles = {str(outcome.case.labels["model"]): outcome.case.of_one for outcome in outcomes}
     for model, profile in profiles.items():
         if profile.uncovered_ns:
             shown.print(Text(f"{model}: computation alone takes {reports.alone_text(profile)}"), soft_wrap=True)
@@ -238,7 +237,9 @@ def _trials(outcomes: Sequence[Outcome], refusals: Sequence[Refusal]) -> list[fa
     trials = []
     for case, of_case in ((of_case[0].case, of_case) for of_case in of_cases[:MOST_TIMELINES]):
         refused = [refusal for refusal in refusals if refusal.case is case]
-        trials.append(reports.of_case(_title(case), of_case, [*reports.baseline_line([case]), *reports.refusal_lines(refused)]))
+        trials.append(
+            reports.of_case(_title(case), of_case, [*reports.baseline_line(of_case), *reports.refusal_lines(refused)])
+        )
     if len(of_cases) == 1:
         return trials
     panels, x = _panels(outcomes)
@@ -256,7 +257,7 @@ def _trials(outcomes: Sequence[Outcome], refusals: Sequence[Refusal]) -> list[fa
     left_out = len(of_cases) - len(trials)
     more = f" Timelines are shown of the first {MOST_TIMELINES}; {left_out} are left out." if left_out else ""
     answer = f"{len(of_cases)} cases, simulated. Scaling is the part of linear.{more}"
-    remarks = reports.refusal_lines(refusals, _cases_in(outcomes, refusals), _title)
+    remarks = reports.baseline_line(outcomes) + reports.refusal_lines(refusals, _cases_in(outcomes, refusals), _title)
     return [reports.of_lines("all cases", answer, charts(panels, x, SCALING, log_x=True), [table], remarks), *trials]
 
 

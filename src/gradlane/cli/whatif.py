@@ -253,7 +253,7 @@ def bandwidth(question: _Question, targets: tuple[float, ...], policies: tuple[s
         raise type(refusals[0].error)(f"at {rate_text(refusals[0].case)}: {refusals[0].error}")
     names = list(dict.fromkeys(name for name, _, _ in answers))
     answer = _answer_needed(answers, targets[0])
-    remarks = [*reports.baseline_line([at(10**9)]), *reports.refusal_lines(refusals, 0, rate_text)]
+    remarks = reports.refusal_lines(refusals, 0, rate_text)
     if question.as_json:
         found_rows = (
             {"policy": name, "target": target, "bits_per_second": needed.bytes_per_second and 8 * needed.bytes_per_second,
@@ -392,7 +392,7 @@ def _against(question: _Question, todo: Sequence[Case], policies: Sequence[str],
         outcomes = sweep(todo, asked, lambda done: progress.advance(task, done), refusals.append)
     names = tuple(dict.fromkeys(outcome.policy for outcome in outcomes))
     answer = _answer(outcomes, x) if target is None else f"{_answer_target(outcomes, x, target)} {_answer(outcomes, x)}"
-    remarks = [*reports.baseline_line(todo), *reports.refusal_lines(refusals, len(todo), lambda case: _named(case, x))]
+    remarks = [*reports.baseline_line(outcomes), *reports.refusal_lines(refusals, len(todo), lambda case: _named(case, x))]
     if question.as_json:
         click.echo(json_text(map(row, outcomes), refusals))
     else:

@@ -259,6 +259,7 @@ def cases(
     workers: Sequence[Workers],
     jitter: float = 0.0,
     clips: float | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Case]:
     """Make a case for each profile, rate (bits per second) and number of workers, in this order.
 
@@ -266,6 +267,7 @@ def cases(
         profiles, where, rates, workers: what is combined.
         jitter: standard deviation of a device's step, as a part of it; each step waits for the slowest device.
         clips: as in `Case`.
+        names: of the profiles in the cases' labels; None for those of their models.
 
     Raises:
         InputError: an option is given that is of use only where hosts have several devices.
@@ -282,7 +284,7 @@ def cases(
             profile.stretched(slowdown(each.total, jitter)) if jitter else profile,
             where.at(rate, each),
             {
-                "model": profile.model,
+                "model": name,
                 "bits_per_second": rate,
                 "workers": each.total,
                 "hosts": each.hosts,
@@ -291,7 +293,7 @@ def cases(
             alone=profile if jitter else None,
             clips=clips,
         )
-        for profile in profiles
+        for profile, name in zip(profiles, names or [profile.model for profile in profiles], strict=True)
         for rate in rates
         for each in workers
     ]

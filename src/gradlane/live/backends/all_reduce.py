@@ -121,6 +121,7 @@ class AllReduceBackend:
     def take_over(self, measured: Measured) -> None:
         """Sum by the algorithm that the network is of."""
         network = measured.networks["all-reduce"]
+        assert network.bus is UNSET or self._hosts is not None
         self.is_hierarchical = network.bus is not UNSET
         self.networks["hierarchical" if self.is_hierarchical else "flat"] = network
 

@@ -165,7 +165,7 @@ class Measured(NamedTuple):
     """What a backend has measured, the same on every rank.
 
     Attributes:
-        networks: what messages cost over each carrier, in ns and bytes a second; first over the one of plans that name none.
+        networks: what messages cost over each carrier, in ns and bytes a second. The first carries plans that name none.
         packet_bytes: in which servers send; None without servers.
     """
 
@@ -206,7 +206,7 @@ class Backend(Protocol):
         """
 
     def take_over(self, measured: Measured) -> None:
-        """Go on with what `measure` of another backend has found, in place of measuring (collective).
+        """Use what `measure` of another backend has found in place of measuring (collective).
 
         Args:
             measured: of the same carriers, ranks and options.

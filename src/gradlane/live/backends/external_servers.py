@@ -76,12 +76,12 @@ def connections(servers: int) -> str:
     return f"the connections, also to {counted(servers, 'gradlane servers')}" if servers else "the connections"
 
 
-def join(store: Any, options: NodeOptions, timeout_s: float, at: str | None = None) -> Node:
+def join_servers(store: Any, options: NodeOptions, timeout_s: float, at: str | None = None) -> Node:
     """Connect this worker with the other workers, and with the servers beside them or in processes of their own (collective).
 
     Args:
         store: for this call alone, a prefix of the job's.
-        options: of this worker; servers have processes of their own if they say `tell_tables`.
+        options: of this worker. With `tell_tables` servers run in processes of their own.
         timeout_s: seconds to connect.
         at: "host:port" of the store that such servers connect to; None for the job's own.
 

@@ -46,7 +46,7 @@ from gradlane.core.network import Network
 from gradlane.core.plan import Plan
 from gradlane.errors import JobError
 from gradlane.live.backends.base import Measured, OnDone, OnSent, Sums
-from gradlane.live.backends.external_servers import join
+from gradlane.live.backends.external_servers import join_servers
 from gradlane.live.backends.gradient_buffers import MessageBuffer, dtype_name
 from gradlane.live.backends.owned_pieces import OwnedPieces
 from gradlane.live.backends.pieces import Pieces, cut
@@ -162,7 +162,7 @@ class ParameterServerBackend:
         shared_memory: sum through the memory of a host where its ranks can share it.
 
     Raises:
-        JobError, UnsupportedError: as `external_servers.join` and `transport.host.share`.
+        JobError, UnsupportedError: as `external_servers.join_servers` and `transport.host.share`.
     """
 
     control_device = torch.device("cpu")
@@ -201,7 +201,7 @@ class ParameterServerBackend:
         self._formations += 1
         self._lanes = lanes
         options = replace(self._options, lanes=lanes)
-        self._node = join(prefix, options, connect_s, self._servers_store)
+        self._node = join_servers(prefix, options, connect_s, self._servers_store)
         self._shares = not options.tell_tables and share_if_possible(prefix, self._node, connect_s, self._wants_memory)
         self._next = 0  # id of the node's next tensor
         self._ending = threading.Event()

@@ -16,7 +16,7 @@ from gradlane.core.plan import Plan
 from gradlane.core.policy import Policy
 from gradlane.errors import InputError, JobError, UnsupportedError
 from gradlane.live.backends.copies import copy_from
-from gradlane.live.backends.external_servers import connections, join
+from gradlane.live.backends.external_servers import connections, join_servers
 from gradlane.live.backends.process_groups import NewGroups
 from gradlane.live.remote_update.broadcasts import Broadcasts
 from gradlane.live.remote_update.departures import Departures
@@ -116,10 +116,10 @@ def attach_to_servers(
         await_others(lambda: handshake.agree(terms, job, roll), "the handshake")
         tensors = (*model.parameters(), *model.buffers())
         await_others(lambda: copy_from(0, tensors, process_group, job.device), "rank 0's parameters")
-        of_node = options.of_node(job.rank, job.ranks, terms.fingerprint())
-        servers_store = options.carrier.servers_store
+        of_node = options.node_options(job.rank, job.ranks, terms.fingerprint())
         node = await_others(
-            lambda: join(roll.store, of_node, job.timeout_s, servers_store), connections(options.carrier.servers)
+            lambda: join_servers(roll.store, of_node, job.timeout_s, options.carrier.servers_store),
+            connections(options.carrier.servers),
         )
         opened.append(_Closing(node))
         bound = UNBOUNDED if staleness is None else staleness

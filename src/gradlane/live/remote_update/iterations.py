@@ -307,15 +307,20 @@ class ServedIterations:
         return instead
 
     def _refuse_what_is_not_served(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a parameter that the script trains and that came after attach."""
+        """Refuse a parameter that is trained now, and that was frozen at attach or not there."""
         params = [param for group in optimizer.param_groups for param in group["params"]]
-        known = {*self._of, *map(id, self._without_elements)}
-        new = next((param for param in params if param.grad is not None and id(param) not in known), None)
+        new = next(
+            (
+                param for param in params
+                if id(param) not in self._of and param.requires_grad and param.numel() and param.grad is not None
+            ),
+            None,
+        )  # fmt: skip
         if new is not None:
             name = next((name for name, param in self._model.named_parameters() if param is new), "a parameter")
             self.fail(
-                f"{name} of shape {tuple(new.shape)} has a gradient, and servers have no value of it: it was frozen at "
-                "attach, or not there; close() the session and attach again",
+                f"{name} of shape {tuple(new.shape)} has a gradient, and servers have no value of it, since it was "
+                "frozen at attach, or not there: close() the session before you train it, and attach again",
                 UnsupportedError,
             )
 

@@ -122,6 +122,11 @@ class ServedSession:
         """Fail the job with `error`; the other ranks raise `PeerFailed` with its text."""
         self._iterations.abort(error)
 
+    def leave(self, error: SystemExit) -> None:
+        """The script ends this process by `error`: fail the job. A rank that waits for nobody would go on."""
+        if not self.closed:
+            self.abort(error)
+
     def __enter__(self) -> Self:
         return self
 

@@ -9,13 +9,12 @@ time of `step()`, since a script may change them before a deferred update runs.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import operator
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType, MethodType
+from types import FrameType
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from gradlane.live.session.guarded_states import attributes_of, own_class
 from gradlane.live.session.numerics import Numerics
+from gradlane.live.session.own_attributes import OwnAttributes, differ, slot_of
 from gradlane.live.session.script_lines import TORCH, is_inside_itself
 from gradlane.live.session.tracked import Tracked
 from gradlane.live.torch_modes import outside_of_modes
@@ -79,16 +79,8 @@ def why_it_needs_the_barrier(optimizer: torch.optim.Optimizer) -> str | None:
 
 def why_not_copied(optimizer: torch.optim.Optimizer) -> str | None:
     """Why a step of a script's own optimizer cannot run on a copy of it, as deferred updates do; None if it can."""
-    kind = own_class(optimizer)
-    slots = [name for base in kind.__mro__ for name in vars(base).get("__slots__", ())]
-    if slots:
-        return f"{kind.__name__} keeps {slots[0]} in __slots__, which are not copied"
-    for key, value in attributes_of(optimizer).items():
-        try:
-            _snapshot({key: value}, optimizer)
-        except Exception as error:  # of any kind: the script's own classes say how they are copied
-            return f"{kind.__name__} keeps {key}, which cannot be copied ({error})"
-    return None
+    slot = slot_of(optimizer)
+    return None if slot is None else f"{own_class(optimizer).__name__} keeps {slot} in __slots__, which are not copied"
 
 
 def keeps_no_gradient(optimizer: torch.optim.Optimizer) -> bool:
@@ -186,8 +178,8 @@ class DeferredStep:
         attributes, groups = attributes_of(optimizer), [_options(group) for group in optimizer.param_groups]
         if self._class in PER_PARAMETER:
             groups = [group | _found_out_already(group) for group in groups]
-        else:  # it may count its steps, or keep other things that a step changes
-            attributes = _snapshot(attributes, optimizer)
+        # it may count its steps, or keep other things that a step changes
+        self._own = None if self._class in PER_PARAMETER else OwnAttributes(optimizer)
         # a GradScaler gives a fused optimizer these for the time of the call, and changes its scale in place
         lent = {name: attributes[name] for name in ("grad_scale", "found_inf") if name in attributes}
         if lent:
@@ -217,11 +209,7 @@ class DeferredStep:
     def _part(self) -> Any:
         """A shallow copy of the optimizer as it was when `step()` began, which updates some of its parameters."""
         part = object.__new__(self._class)
-        attributes = self._attributes
-        if self._class in PER_PARAMETER:
-            part.__dict__ = dict(attributes)
-        else:  # each part begins as `step()` did
-            part.__dict__ = _snapshot(attributes, self.optimizer, part)
+        part.__dict__ = dict(self._attributes) if self._own is None else self._own.copy_for(part)
         part.__dict__.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
@@ -268,12 +256,14 @@ class DeferredStep:
         for index, group in zip(groups, part.param_groups, strict=True):
             mine = self.optimizer.param_groups[index]
             for key in group.keys() - {"params"}:
-                if _differ(group[key], self._groups[index].get(key)) and _differ(group[key], mine.get(key)):
+                if differ(group[key], self._groups[index].get(key)) and differ(group[key], mine.get(key)):
                     return f"param_groups[{index}][{key!r}]"
         mine = attributes_of(self.optimizer)
+        began = self._attributes if self._own is None else self._own.copy_for(part)
         for key in part.__dict__.keys() - {"param_groups", "state", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"}:
             found = part.__dict__[key]
-            if _differ(found, self._attributes.get(key)) and _differ(found, mine.get(key)):
+            # what refers to the optimizer refers to `part` in the copy
+            if differ(found, began.get(key)) and differ(found, mine.get(key), {(id(part), id(self.optimizer))}):
                 return str(key)
         return None
 
@@ -307,28 +297,6 @@ class DeferredStep:
         return in_grad_mode
 
 
-def _differ(one: Any, other: Any, seen: set[tuple[int, int]] | None = None) -> bool:
-    """Whether two numbers or tensors are not the same, or two containers or objects that have such; of anything else nothing
-    is known.
-
-    Args:
-        seen: pairs that are compared already.
-    """
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return not torch.equal(one, other)
-    if isinstance(one, (int, float)):
-        return type(one) is not type(other) or one != other
-    seen, both = set() if seen is None else seen, (id(one), id(other))
-    if one is other or type(one) is not type(other) or both in seen:
-        return False
-    seen.add(both)
-    if isinstance(one, (list, tuple, deque)):
-        return len(one) != len(other) or any(_differ(a, b, seen) for a, b in zip(one, other, strict=True))
-    if isinstance(one, dict):
-        return one.keys() != other.keys() or any(_differ(one[key], other[key], seen) for key in one)
-    return _differ(getattr(one, "__dict__", None), getattr(other, "__dict__", None), seen)
-
-
 def _found_out_already(group: dict[str, Any]) -> dict[str, Any]:
     """What each call of the optimizer would find out about its kernels: on the CPU none is `foreach` by itself.
 
@@ -339,30 +307,6 @@ def _found_out_already(group: dict[str, Any]) -> dict[str, Any]:
 
 
 _is_cpu = operator.attrgetter("is_cpu")
-
-
-# the attributes that torch gives each optimizer, of which none counts anything
-_OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
-
-
-def _snapshot(attributes: dict[str, Any], optimizer: torch.optim.Optimizer, owner: Any = None) -> dict[str, Any]:
-    """The attributes of a script's own optimizer as they are now: copies of all that a step may change, whatever holds it.
-
-    Parameters, modules and functions are the same in the copy, and so is what torch keeps.
-
-    Args:
-        attributes: of `optimizer`, or an earlier snapshot of them.
-        optimizer: that the script has made.
-        owner: the object that gets the copies, which then refer to it; None for `optimizer`.
-    """
-    found = dict(attributes)
-    memo: dict[int, Any] = {id(param): param for group in optimizer.param_groups for param in group["params"]}
-    memo[id(optimizer)] = owner or optimizer
-    memo[id(attributes.get("state"))] = attributes.get("state")
-    for key, value in attributes.items():
-        if key not in _OF_TORCH and not isinstance(value, (torch.nn.Module, MethodType)):
-            found[key] = value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value, memo)
-    return found
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,9 @@ class IdleSession:
     def abort(self, error: BaseException) -> None:
         """There is nobody to tell."""
 
+    def leave(self, error: SystemExit) -> None:
+        """There is nobody to tell."""
+
     def leave_alone(self) -> None:
         """It is alone."""
 

@@ -366,6 +366,9 @@ class Session:
         """Tell the other ranks that this one failed with `error`; they raise `PeerFailed`."""
         self._driver.abort(error)
 
+    def leave(self, error: SystemExit) -> None:
+        """The script ends this process by `error`. Ranks that take more steps hear so when this one closes, as it ends."""
+
     @property
     def closed(self) -> bool:
         """Whether the session has been detached from the model."""

@@ -32,6 +32,7 @@ from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_b
 from gradlane.live.session import guarded_states
 from gradlane.live.session.bits import is_sum_of_halves, same_bits
 from gradlane.live.session.deferred_step import DeferredStep, is_replaced, why_it_needs_the_barrier
+from gradlane.live.session.guarded_states import own_class
 from gradlane.live.session.job import Job
 from gradlane.live.session.pending_gradient import InPlace, PendingGradient
 from gradlane.live.session.script_lines import source_line
@@ -100,7 +101,7 @@ class Verifier(StepObserver):
         options: VerifyOptions | None,
         job: Job,
         new_groups: NewGroups,
-        vouched: Sequence[str] = (),
+        vouched: Sequence[type[torch.optim.Optimizer]] = (),
         buffers_are_due: bool = True,
     ) -> None:
         super().__init__()
@@ -128,7 +129,8 @@ class Verifier(StepObserver):
         self._last_updates: dict[int, _Update] = {}
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
         self._is_stepping = False  # a step has not returned
-        self._returned = 0  # of those in `_steps`
+        self._returned = 0  # how many of `_steps` have returned
+        self._not_compared: dict[str, None] = {}  # classes of optimizers whose steps have no reference
         self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor, Sequence[InPlace]]] = []
         # by iteration, when the forward pass began that DDP begins with rank 0's: one of training, or an evaluation before it,
         # perhaps on this rank alone. Its own rule, since BufferSync is what is verified.
@@ -194,6 +196,7 @@ class Verifier(StepObserver):
             return
         self._is_stepping = True
         if not self._has_reference(optimizer):
+            self._not_compared.setdefault(type(optimizer).__name__)
             return
         updates = []
         states = guarded_states.attributes_of(optimizer)["state"]
@@ -216,7 +219,7 @@ class Verifier(StepObserver):
         change it twice. It runs once, behind the barrier, with the sums that are compared, unless the script vouches for it.
         """
         is_known = why_it_needs_the_barrier(optimizer) is None and not is_replaced(optimizer)
-        return is_known or type(optimizer).__name__ in self._vouched
+        return is_known or own_class(optimizer) in self._vouched
 
     def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor, operations: Sequence[InPlace]) -> None:
         if self.verifies:
@@ -303,6 +306,8 @@ class Verifier(StepObserver):
             try:
                 left = step.update_copies([(update.param, update.copy, update.state) for update in updates])
             except Exception as error:  # of any kind: the script's own code has raised it
+                if not self._vouched or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+                    raise
                 first = str(error).partition("\n")[0]
                 self._raise(f"{began} raised {type(error).__name__} for copies of its parameters ({first:.100}){self._advice}")
             if left is not None:
@@ -341,11 +346,11 @@ class Verifier(StepObserver):
             dtype = str(next(iter(self._halves.values()))).removeprefix("torch.")
             reference = f"DDP that compresses to {dtype}"
         how = " bit for bit" if self._world <= 2 else " (sums within rounding)"
-        updates = "their sums alone, no update"  # of a closure, or an optimizer that gradlane does not know
-        if verified.updates:
-            updates = f"{verified.deferred:,} of {verified.updates:,} updates deferred"
-        compared = f"verified {verified.steps} of {steps} steps, {len(verified.tensors)} tensors, {updates}"
-        return f"{compared}: equal to {reference}{how}"
+        compared = f"verified {verified.steps} of {steps} steps, {len(verified.tensors)} tensors"
+        if not verified.updates:  # of a closure, or an optimizer that gradlane does not know
+            return f"{compared}: sums equal to those of {reference}{how}; no update was compared"
+        others = f"; updates of {', '.join(self._not_compared)} were not compared" if self._not_compared else ""
+        return f"{compared}, {verified.deferred:,} of {verified.updates:,} updates deferred: equal to {reference}{how}{others}"
 
     # -- failing -----------------------------------------------------------------------------------
 
@@ -368,7 +373,7 @@ class Verifier(StepObserver):
             return "; train with DDP, or pass cross_barrier=False to gradlane.attach, and report this with the training loop"
         return (
             "; cross_barrier=True is for optimizers that update each parameter from its own gradient alone: leave it out for "
-            f"{', '.join(self._vouched)}"
+            f"{', '.join(each.__name__ for each in self._vouched)}"
         )
 
     def _raise(self, text: str) -> NoReturn:

@@ -47,6 +47,7 @@ from gradlane.live.session.buffer_places import BufferPlaces
 from gradlane.live.session.console import ONCE, use_console
 from gradlane.live.session.deferred_step import why_it_needs_the_barrier, why_not_copied
 from gradlane.live.session.finite import need_finite
+from gradlane.live.session.guarded_states import own_class
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_in
 from gradlane.live.session.job import Job
@@ -120,7 +121,8 @@ def attach(
         summation_order: server backend only. "arrival" (None) adds each packet when it arrives;
             "rank" adds in rank order, which gives the same bits in every run and under every
             policy, and takes more memory.
-        network: to plan for; None to measure it, unless these ranks have attached so within the last ten minutes.
+        network: to plan for. None to measure it; sessions of the same ranks and options within ten minutes go on with what
+            the first has measured.
         profile: to plan from; None to measure it over the first iterations.
         profile_iterations: iterations measured before the policy's plan takes over; until then
             gradients travel in DDP's buckets and every update is awaited before the next forward
@@ -367,7 +369,7 @@ def _connect(job: Job, options: AttachOptions, new_groups: NewGroups, terms: han
     def connect_servers(control: Any = None, connect_s: float | None = None) -> ParameterServerBackend:
         return ParameterServerBackend(
             new_groups,
-            options.of_node(job.rank, job.ranks, terms.fingerprint()),
+            options.node_options(job.rank, job.ranks, terms.fingerprint()),
             job.timeout_s,
             servers_store=carrier.servers_store,
             weight=carrier.weight,
@@ -455,7 +457,8 @@ def _places(job: Job, options: AttachOptions, backend: Backend) -> tuple[Place, 
     if options.measuring.network is not None:
         networks = {options.backend: options.measuring.network}
     else:
-        connected = (type(backend), tuple(job.ranks), job.device, job.measured_dtype, options.backend, options.carrier)
+        over = dist.get_backend_config(_group_of(job)), type(backend), backend.control_device, backend.has_streams
+        connected = (tuple(job.ranks), *over, job.device, job.measured_dtype, options.backend, options.carrier)
         networks = measured_by(backend, job.rank, connected).networks
     coordinated = options.stepping.order == "coordinator"
     return tuple(
@@ -471,7 +474,7 @@ def _buffer_sync(job: Job, new_groups: NewGroups, broadcast_buffers: bool | str,
 
 
 def _verifier(job: Job, new_groups: NewGroups, stepping: SteppingOptions, buffers_are_due: bool) -> StepObserver:
-    unknown = [type(each).__name__ for each in job.optimizers if stepping.cross_barrier and why_it_needs_the_barrier(each)]
+    unknown = [own_class(each) for each in job.optimizers if stepping.cross_barrier and why_it_needs_the_barrier(each)]
     if stepping.verify is None and not unknown:
         return StepObserver()
     return Verifier(stepping.verify, job, new_groups, unknown, buffers_are_due)

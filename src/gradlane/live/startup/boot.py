@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> None:
         lifecycle.fail_all(error)
         sys.exit(128 + signal.SIGINT)
     except SystemExit as error:
-        if error.code not in (None, 0):  # other ranks would take it for the end of training
-            lifecycle.fail_all(error)
+        if error.code not in (None, 0):
+            lifecycle.leave_all(error)
         raise
     wrapped = gradlane.DistributedDataParallel.made or children.took_part()
     if options.ddp and not wrapped and os.environ.get("RANK") == "0":

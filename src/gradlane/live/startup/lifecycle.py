@@ -33,6 +33,8 @@ class AttachedSession(Protocol):
 
     def abort(self, error: BaseException) -> None: ...
 
+    def leave(self, error: SystemExit) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -112,6 +114,13 @@ def _end_at_once(code: int) -> None:
 def fail_all(error: BaseException) -> None:
     """End all sessions of this process, and soon the process, because of `error`; tell the other ranks."""
     _abort_all(error)
+    _end_at_once_if_failed(error)
+
+
+def leave_all(error: SystemExit) -> None:
+    """The script ends this process by `error`, whose code is not 0."""
+    for session in list(_sessions.values()):
+        session.leave(error)
     _end_at_once_if_failed(error)
 
 

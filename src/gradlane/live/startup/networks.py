@@ -1,7 +1,7 @@
 """Networks: what messages cost between the ranks of a job, measured once for several sessions.
 
-A script that trains two models, or one of them with another optimizer after a while, attaches several times within a process.
-The network is the same each time, and measuring it takes seconds.
+A process attaches more than once if its script trains two models or changes the optimizer. Measuring takes seconds, so later
+sessions go on with the result of the first.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _known: dict[tuple[object, ...], _Known] = {}
 
 
 def measured_by(backend: Backend, rank: int, depends_on: tuple[object, ...]) -> Measured:
-    """Measure `backend`, unless all ranks know what another one has measured in the last ten minutes (collective).
+    """What another backend of these ranks has measured, if all of them know it and it is less than ten minutes old; else what
+    `backend` measures now (collective).
 
     Args:
         backend: connected; no plan has been prepared.
         rank: of this process; 0 logs that the network is known.
-        depends_on: what another backend must have equal to have the same network: the ranks, and how they are connected.
+        depends_on: everything that the result depends on.
 
     Raises what `Backend.measure` raises.
     """
@@ -42,7 +43,7 @@ def measured_by(backend: Backend, rank: int, depends_on: tuple[object, ...]) -> 
     now_s = time.monotonic()
     if known is not None and now_s - known.at_s > _VALID_S:
         known = None
-    # on one rank the ten minutes may be over, or it was started again
+    # ranks may not agree: one has started again, or its ten minutes are over
     told = b"" if known is None else repr(known.measured).encode()
     if is_equal_on_all(told, backend.control_group, backend.control_device) and known is not None:
         backend.take_over(known.measured)

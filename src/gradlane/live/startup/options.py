@@ -316,8 +316,8 @@ class AttachOptions(msgspec.Struct, frozen=True):
             return self.carrier.algorithm
         return "flat" if network.bus is UNSET else "hierarchical"
 
-    def of_node(self, rank: int, ranks: Sequence[int], fingerprint: bytes) -> NodeOptions:
-        """Options of the node that this rank sends with.
+    def node_options(self, rank: int, ranks: Sequence[int], fingerprint: bytes) -> NodeOptions:
+        """How the node of this rank sends.
 
         Args:
             rank: of this process in its group.

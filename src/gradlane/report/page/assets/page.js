@@ -67,7 +67,7 @@ function drawTrial(trial, computeKinds, into) {
   }
   if (trial.arms.length) into.append(el("h2", {}, "All policies"), armsTable(trial));
   const compared = some("equal_to_ddp") ? " = DDP: parameters and buffers at the end equal DDP's bit for bit." : "";
-  const ratio = some("speedup") ? `x DDP: DDP's step over this one's; of what was measured, the median over turns.${compared}` : "";
+  const ratio = some("speedup") ? `x DDP: DDP's step time divided by this one's; of what was measured, the median over turns.${compared}` : "";
   if (ratio || trial.bound) into.append(el("p", { class: "faint" }, `${ratio}${trial.bound ? ` Bound: ${trial.bound}.` : ""}`));
   into.append(...trial.remarks.map((remark) => el("p", {}, remark)));
   for (const chart of trial.charts) {
