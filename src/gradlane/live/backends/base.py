@@ -166,7 +166,7 @@ class Measured(NamedTuple):
 
     Attributes:
         networks: what messages cost over each carrier, in ns and bytes a second. The first carries plans that name none.
-        packet_bytes: in which servers send; None without servers.
+        packet_bytes: the size of the servers' packets; None without servers.
     """
 
     networks: Mapping[BackendName, Network]

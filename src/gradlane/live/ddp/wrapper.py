@@ -31,6 +31,7 @@ from gradlane.live.ddp.optimizers import tell_of_steps
 from gradlane.live.ddp.outputs import through_one_node
 from gradlane.live.ddp.reducer import Reducer
 from gradlane.live.session.console import ONCE, use_console
+from gradlane.live.session.frozen import not_summed
 from gradlane.live.session.idle import IdleSession
 from gradlane.live.session.ignored import ignored_beside, ignored_in, summed_parameters
 from gradlane.live.session.session import Session
@@ -453,7 +454,7 @@ class DistributedDataParallel(TorchDDP):
                 return
 
     def _tell_not_summed(self, why: str) -> None:
-        self._tell(f"{why}: its gradient is not summed, as under DDP, so ranks drift apart; wrap the model again after that")
+        self._tell(not_summed(why, "wrap the model again"))
 
     def _inside_ddp_forward(self) -> Any:
         """As torch's, which tells the compiler by way of a class that `replace_ddp` may have replaced."""

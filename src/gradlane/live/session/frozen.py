@@ -7,6 +7,16 @@ from collections.abc import Iterable
 import torch
 
 
+def not_summed(why: str, again: str) -> str:
+    """What to say of a parameter that is trained and not summed.
+
+    Args:
+        why: with its name.
+        again: what to do after that.
+    """
+    return f"{why}: its gradient is not summed, as under DDP, so ranks drift apart; {again} after that"
+
+
 class Frozen:
     """The frozen ones of some parameters.
 

@@ -39,7 +39,7 @@ class Measuring:
         self._forward_ns = self._until_backward_ns = 0
         # iterations in which gradients were read before the step, by the order of the norm that was asked for, or None
         self._reads: defaultdict[float | None, set[int]] = defaultdict(set)
-        self._unscaled: set[int] = set()  # iterations in which a GradScaler unscaled the gradients
+        self._unscaled: set[int] = set()  # iterations in which the script called GradScaler.unscale_
         self._watched_iteration = -1  # the last in which all parameters were watched
         self.is_on = False
 

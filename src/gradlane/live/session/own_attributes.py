@@ -43,7 +43,6 @@ class OwnAttributes:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         attributes = dict(attributes_of(optimizer))
-        attributes.pop("step", None)  # the wrapper with which an LR scheduler counts steps
         self._shared = {key: attributes.pop(key) for key in list(attributes) if _is_torchs(key)}
         same = {id(each): each for each in _parts_of(optimizer)}
         try:
@@ -62,8 +61,8 @@ class OwnAttributes:
 
 
 def _is_torchs(key: str) -> bool:
-    """Whether it is an attribute that torch gives each optimizer, and that no step changes."""
-    return key in ("state", "param_groups") or key.startswith("_optimizer_")
+    """Whether torch gives optimizers this attribute, and no step changes it. `step` is there under an LR scheduler."""
+    return key in ("state", "param_groups", "step") or key.startswith("_optimizer_")
 
 
 def _parts_of(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -101,7 +100,7 @@ class _Taken:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out tensors, of which it takes copies, and what is the same in each copy."""
+    """Writes a place in `beside` for a tensor, of which it keeps a copy there, and for an object that all copies share."""
 
     def __init__(self, into: io.BytesIO, optimizer: torch.optim.Optimizer, same: dict[int, Any]) -> None:
         super().__init__(into, pickle.HIGHEST_PROTOCOL)

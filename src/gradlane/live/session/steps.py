@@ -19,6 +19,7 @@ from gradlane.live.session import guarded_params
 from gradlane.live.session.aliases import Aliases
 from gradlane.live.session.closures import closure_of, run_first
 from gradlane.live.session.deferred_step import DeferredStep, is_replaced, is_stepping, keeps_no_gradient, mode_of_step
+from gradlane.live.session.frozen import not_summed
 from gradlane.live.session.hooks import is_last
 from gradlane.live.session.interruptions import wrap_handlers
 from gradlane.live.session.parts import Parts
@@ -110,11 +111,7 @@ class Steps:
         name = next((name for name, param in job.model.named_parameters() if id(param) in new), None)
         if name is not None:
             again = "wrap the model again" if job.wrapped else "close() the session and attach again"
-            self._parts.tell(
-                "added",
-                f"{name} was put into the model after gradlane attached: its gradient is not summed, as under DDP, so ranks "
-                f"drift apart; {again} after that",
-            )
+            self._parts.tell("added", not_summed(f"{name} was put into the model after gradlane attached", again))
 
     def _refuse_inside(self) -> None:
         try:

@@ -32,7 +32,6 @@ from gradlane.live.backends.process_groups import NewGroups, ProcessGroups, is_b
 from gradlane.live.session import guarded_states
 from gradlane.live.session.bits import is_sum_of_halves, same_bits
 from gradlane.live.session.deferred_step import DeferredStep, is_replaced, why_it_needs_the_barrier
-from gradlane.live.session.guarded_states import own_class
 from gradlane.live.session.job import Job
 from gradlane.live.session.pending_gradient import InPlace, PendingGradient
 from gradlane.live.session.script_lines import source_line
@@ -128,7 +127,6 @@ class Verifier(StepObserver):
         self._touched: dict[int, str] = {}
         self._last_updates: dict[int, _Update] = {}
         self._steps: list[tuple[DeferredStep, list[_Update]]] = []
-        self._is_stepping = False  # a step has not returned
         self._returned = 0  # how many of `_steps` have returned
         self._not_compared: dict[str, None] = {}  # classes of optimizers whose steps have no reference
         self._norms: list[tuple[torch.nn.Parameter, float, torch.Tensor, Sequence[InPlace]]] = []
@@ -194,7 +192,6 @@ class Verifier(StepObserver):
     def stepping(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if not self.verifies:
             return
-        self._is_stepping = True
         if not self._has_reference(optimizer):
             self._not_compared.setdefault(type(optimizer).__name__)
             return
@@ -219,7 +216,7 @@ class Verifier(StepObserver):
         change it twice. It runs once, behind the barrier, with the sums that are compared, unless the script vouches for it.
         """
         is_known = why_it_needs_the_barrier(optimizer) is None and not is_replaced(optimizer)
-        return is_known or own_class(optimizer) in self._vouched
+        return is_known or guarded_states.own_class(optimizer) in self._vouched
 
     def told_norm(self, param: torch.nn.Parameter, order: float, norm: torch.Tensor, operations: Sequence[InPlace]) -> None:
         if self.verifies:
@@ -240,15 +237,14 @@ class Verifier(StepObserver):
 
     def all_updated(self, optimizer: torch.optim.Optimizer, owed: Callable[[torch.nn.Parameter], bool]) -> None:
         if self.verifies:
-            self._is_stepping, self._returned = False, len(self._steps)
+            self._returned = len(self._steps)
             self.updated(param for group in optimizer.param_groups for param in group["params"] if not owed(param))
 
     def drop_what_has_raised(self) -> None:
-        if self._is_stepping:  # the reference would raise, too; and what is kept of it would count as the script's aliases
-            self._is_stepping = False
-            while len(self._steps) > self._returned:
-                for update in self._steps.pop()[1]:
-                    self._last_updates.pop(id(update.param), None)
+        # the reference would raise, too; and what is kept of it would count as the script's aliases
+        while len(self._steps) > self._returned:
+            for update in self._steps.pop()[1]:
+                self._last_updates.pop(id(update.param), None)
 
     # -- comparing ---------------------------------------------------------------------------------
 
