@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlane
 from gradlane.errors import UnsupportedError
+from gradlane.live.torch_versions import RELEASE
 from tests.live.cases import differences
 from tests.live.loops import GIVEN, Mlp, adam, bits, log_lines, momentum
 from tests.live.loops.buffers import Raising, Scaled
@@ -265,6 +266,21 @@ def _hooked(register: Callable[[Any], None], after: int = 0) -> Loop:
     return loop
 
 
+def _finalized(after: int) -> Loop:
+    """The script ends backward passes itself, from step `after` on."""
+
+    def loop(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+        optimizer = momentum(model)
+        for step in range(8):
+            if step == after:
+                wrapper.require_manual_backward_finalization = True
+                optimizer.register_step_pre_hook(lambda *_: wrapper.finalize_backward())
+            train_step(wrapper, model, optimizer, generator)
+        return getattr(wrapper, "session", None) is None
+
+    return loop
+
+
 LOOPS = {
     each.__name__: each
     for each in (
@@ -295,6 +311,8 @@ LOOPS = {
     "another_process_group": _hooked(lambda wrapper: wrapper._update_process_group(dist.new_group()), after=4),
     "a_hook_that_changes_nothing": _hooked(lambda wrapper: wrapper.register_comm_hook(None, default_hooks.allreduce_hook)),
 }
+if RELEASE >= (2, 15):
+    LOOPS |= {"passes_that_the_script_ends": _finalized(0), "passes_that_the_script_ends_after_some_steps": _finalized(4)}
 
 
 def a_hook_that_wire_dtype_does(rank: int, world: int) -> tuple[bool, bool]:

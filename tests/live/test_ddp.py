@@ -59,6 +59,8 @@ SAYS = {
     "a_built_in_hook_after_some_steps": "gradlane sums with --wire-dtype float16",
     "a_hook_for_buffers": "a hook makes its buffers equal",
     "another_process_group": "it is given another process group",
+    "passes_that_the_script_ends": "with require_manual_backward_finalization",
+    "passes_that_the_script_ends_after_some_steps": "with require_manual_backward_finalization",
 }
 ANEW = {"a_second_optimizer_later", "an_optimizer_of_each_phase"}
 ANSWERS = {

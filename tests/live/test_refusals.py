@@ -9,7 +9,7 @@ from gradlane.core.backends import BACKENDS, refuse_what_cannot_be_done
 from gradlane.core.network import Network
 from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import PlanError, UnsupportedError
-from gradlane.live.torch_versions import require_release
+from gradlane.live.torch_versions import NEWEST_TESTED, require_release, why_untested
 
 ONE = Profile("one", "none", (TensorProfile(TensorSpec("a", 8), 0, 0),), (Layer("only", 1),), 0)
 
@@ -36,3 +36,8 @@ def test_what_a_release_of_pytorch_cannot_do_is_refused_by_name():
     require_release((2, 4), "a session")
     with pytest.raises(UnsupportedError, match=r"^a session on cuda: got PyTorch .*, expected 99\.1 or newer"):
         require_release((99, 1), "a session on cuda")
+
+
+def test_a_release_of_pytorch_that_was_never_tested_is_named():
+    assert why_untested() is why_untested(NEWEST_TESTED) is None
+    assert why_untested((99, 0)).startswith(f"PyTorch 99.0 is newer than {NEWEST_TESTED[0]}.{NEWEST_TESTED[1]}, ")

@@ -39,8 +39,8 @@ def test_a_part_that_two_models_share_and_that_was_frozen_when_they_were_wrapped
 
 def test_what_a_script_waits_for_another_models_sums_is_no_computing(two_ranks):
     for computes_s, waits_s in two_ranks.run("tests.live.several:computes_beside_another", delay_s=0.5):
-        assert waits_s >= 2 * 0.5
         assert computes_s < 0.5
+        assert waits_s > 0.75  # a little less than the second for which sums are on their way
 
 
 @pytest.mark.parametrize(("backend", "measurements"), [("all-reduce", 1), ("server", 1), (None, 2)])

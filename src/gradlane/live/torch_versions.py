@@ -17,6 +17,8 @@ import torch.distributed as dist
 from gradlane.errors import UnsupportedError
 
 RELEASE: tuple[int, int] = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))  # type: ignore[assignment]
+NEWEST_TESTED = (2, 15)
+"""The newest release on which the tests of sessions were run."""
 
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -89,7 +91,7 @@ def new_process_group(
     if members is not None:
         rank, ranks = members.index(rank), [ranks[member] for member in members]
     kind, choices = c10d.Backend(backend or dist.get_backend(like)), None
-    if kind == "nccl":
+    if kind.startswith("nccl"):  # from 2.15 on also "nccl2" and "nccl-legacy", which take the same options
         choices = _nccl_options(like, timeout)
         timeout = choices._timeout
     # by position: the seventh parameter has another name before PyTorch 2.6
@@ -130,6 +132,23 @@ def keeps_graph() -> bool:
     """
     of_newer: Callable[[], bool] | None = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return of_newer is None or of_newer()
+
+
+def why_untested(release: tuple[int, int] = RELEASE) -> str | None:
+    """What to tell a user whose PyTorch is newer than any that was tested; None where it is not.
+
+    A session relies on functions of torch that no release promises to keep.
+
+    Args:
+        release: major and minor number.
+    """
+    if release <= NEWEST_TESTED:
+        return None
+    theirs, tested = (".".join(map(str, each)) for each in (release, NEWEST_TESTED))
+    return (
+        f"PyTorch {theirs} is newer than {tested}, the newest release that gradlane was tested with; train a few steps with "
+        "verify=True (--verify), which compares them with DDP"
+    )
 
 
 def require_release(least: tuple[int, int], what: str) -> None:

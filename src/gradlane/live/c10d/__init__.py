@@ -26,6 +26,9 @@ def register() -> None:
     """Register the backend "gradlane" with torch.distributed, unless it is registered already."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+        # PyTorch 2.15 puts its flight recorder into the backend of a group in C++, and a group written in Python has none
+        recorded: set[str] = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+        recorded.add(NAME)
 
 
 def _create(given: Any, options: Any) -> Group:

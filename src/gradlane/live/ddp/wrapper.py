@@ -156,7 +156,8 @@ class DistributedDataParallel(TorchDDP):
     `bucket_cap_mb`, `gradient_as_bucket_view`, `static_graph` and `find_unused_parameters` matter
     for as long as torch sums: gradlane's plan decides what travels together, and any parameter may
     be unused. A model stays torch's under `join()` or `torch.distributed.algorithms.Join`, with a communication
-    hook, and with `mixed_precision` or `delay_all_reduce_named_params`: they let others sum gradients. A hook that
+    hook, and with `mixed_precision` or `delay_all_reduce_named_params`: they let others sum gradients. It also does with
+    `require_manual_backward_finalization`: the script then ends its backward passes. A hook that
     compresses to halves is what `wire_dtype` does, and where that names its dtype gradlane sums.
 
     Args:
@@ -229,6 +230,18 @@ class DistributedDataParallel(TorchDDP):
         self._syncs = syncs
         if self._session is not None:
             self._session.sync = syncs
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether the script calls `finalize_backward()`, which PyTorch has from 2.15 on; such a model stays torch's."""
+        finalizes: bool = TorchDDP.require_manual_backward_finalization.__get__(self)  # type: ignore[attr-defined]
+        return finalizes
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        if required:
+            self._keep_torchs("with require_manual_backward_finalization the script ends its backward passes")
+        TorchDDP.require_manual_backward_finalization.__set__(self, required)  # type: ignore[attr-defined]
 
     # -- from torch to gradlane --------------------------------------------------------------------
 

@@ -76,6 +76,17 @@ def _torch_function_with_current(bound: Any) -> Any:
     return classmethod(call)
 
 
+def _apply_with_current(bound: Any) -> Any:
+    """`autograd.Function.apply`, which is written in C++ from PyTorch 2.14 on, for the class that it is called on."""
+    theirs = vars(torch.autograd.Function)["apply"]
+
+    @functools.wraps(bound)
+    def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return theirs.__get__(None, cls)(*guarded_params.current(args), **guarded_params.current(kwargs))
+
+    return classmethod(call)
+
+
 class _Patch:
     """A function of ours that stands in the place of one of torch's, which calls it.
 
@@ -120,7 +131,7 @@ _PATCHES = [
         for place, name in ((torch.Tensor, "__new__"), (torch.Tensor, "_make_subclass"), (torch.autograd.Variable, "__new__"))
     ),
     # what a function saves for its backward pass must not change afterwards, even if its forward pass does not read it
-    _Patch(torch.autograd.Function, "apply", lambda torchs: classmethod(_with_current(torchs.__func__))),  # type: ignore[attr-defined]
+    _Patch(torch.autograd.Function, "apply", _apply_with_current),
 ]
 _known_classes = weakref.WeakSet[type]((torch.Tensor, PendingGradient))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,13 @@ import torch.distributed as dist
 from gradlane.core.profile import DTYPE_BYTES
 from gradlane.errors import InputError, UnsupportedError
 from gradlane.live.backends.gradient_buffers import dtype_name
+from gradlane.live.session.console import ONCE
 from gradlane.live.session.ignored import summed_parameters
 from gradlane.live.session.job import Job
 from gradlane.live.startup.lifecycle import session_of, sharing_with
-from gradlane.live.torch_versions import global_ranks, timeout_of
+from gradlane.live.torch_versions import global_ranks, timeout_of, why_untested
+
+log = logging.getLogger("gradlane")
 
 _WRAPPERS = {  # by the name of a wrapper's class: why it cannot be attached, and what to do
     "DistributedDataParallel": "which sums gradients too: attach to the model before anything wraps it, and do not wrap it",
@@ -165,6 +169,9 @@ def job_of(
             f"process_group has {len(ranks)} of the {dist.get_world_size()} ranks, and init_process_group was given a "
             "device_id=: torch.distributed then makes every group by a call of all ranks; leave device_id= out"
         )
+    untested = why_untested()
+    if untested is not None and rank == 0:
+        log.warning("gradlane: %s", untested, extra=ONCE)
     return Job(model, params, optimizers, group, rank, ranks, timeout_s or timeout_of(group), wire_dtype, ignored)
 
 
