@@ -15,6 +15,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -53,14 +55,18 @@ def _ends_with_the_test() -> Iterator[None]:
         yield
 
 
-class _NoTorch:
-    """Refuses the import of torch, so that it is found out who asks for it."""
+class _NoTorch(Loader):
+    """Refuses the import of torch, so that it is found out who asks for it; whether torch is there may be asked."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] == "torch":
-            raise ImportError(
-                "a test of the fast set imports torch: mark it slow, or import torch where it is needed", name=name
-            )
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == "torch" else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        raise ImportError(
+            "a test of the fast set imports torch: mark it slow, or import torch where it is needed", name=spec.name
+        )
+
+    def exec_module(self, module: object) -> None: ...
 
 
 def _fast_only(config: pytest.Config) -> bool:

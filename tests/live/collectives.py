@@ -20,7 +20,7 @@ from torch import nn
 
 import gradlane.live.c10d as c10d
 from gradlane.errors import GradlaneError
-from gradlane.live.torch_versions import all_gather_single, reduce_scatter_single
+from gradlane.live.torch_versions import all_gather_single, reduce_scatter_single, timeout_of
 
 _FOLDS = {"SUM": np.add, "AVG": np.add, "MIN": np.minimum, "MAX": np.maximum, "PRODUCT": np.multiply}
 _groups: dict[str, Any] = {}
@@ -427,8 +427,8 @@ def whole_job(rank: int, world: int) -> list[float]:
     dist.destroy_process_group()
     _groups.clear()
     store = dist.TCPStore(os.environ["MASTER_ADDR"], 0, world, is_master=rank == 0) if world == 1 else _fresh_store(rank, world)
-    dist.init_process_group("gradlane", store=store, rank=rank, world_size=world)
-    assert dist.get_backend() == "gradlane"
+    dist.init_process_group("gradlane", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=77))
+    assert (dist.get_backend(), timeout_of(None)) == ("gradlane", 77.0)
     data = torch.ones(3)
     dist.all_reduce(data)
     half = dist.new_group([0])

@@ -47,6 +47,17 @@ def all_pairs(rank: int, world: int, early: bool, shared: bool) -> bool:
     return all(torch.equal(got, expected) for got, expected in intos)
 
 
+def batched(rank: int, world: int) -> list[float]:
+    """What the other ranks have sent in one batch with what this rank sends."""
+    over, others = group(), [other for other in range(world) if other != rank]
+    intos = [torch.zeros(3) for _ in others]
+    calls = [dist.P2POp(dist.irecv, into, other, over) for into, other in zip(intos, others, strict=True)]
+    calls += [dist.P2POp(dist.isend, torch.full((3,), rank + 1.0), other, over) for other in others]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    return [into.sum().item() for into in intos]
+
+
 def any_source(rank: int, world: int) -> list[int]:
     """Rank 0 receives from whoever has sent; the ranks that it heard of, which the values confirm."""
     over = group()

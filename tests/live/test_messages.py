@@ -27,6 +27,11 @@ def test_messages_arrive_by_source_tag_and_order(ranks: Ranks, early: bool, shar
     assert ranks.run(CASES + "all_pairs", early=early, shared=shared) == [True] * ranks.world
 
 
+def test_messages_of_a_batch_arrive(ranks: Ranks) -> None:
+    expected = [[3.0 * (other + 1) for other in range(ranks.world) if other != rank] for rank in range(ranks.world)]
+    assert ranks.run(CASES + "batched") == expected
+
+
 def test_a_receive_from_anyone_names_the_sender(ranks: Ranks) -> None:
     heard, *_ = ranks.run(CASES + "any_source")
     others = list(range(1, ranks.world))

@@ -4,13 +4,16 @@ Without these methods it would ask for a backend within the group, and there is 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
 class Names:
-    """Name and description of a process group, as torch.distributed sets them and asks for them."""
+    """Name, description and backend of a process group, as torch.distributed sets them and asks for them."""
 
     _name = _description = ""
+    supports_splitting = False
 
     def getBackendName(self) -> str:
         return "gradlane"
@@ -33,3 +36,9 @@ class Names:
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """The group itself, which has no other backend."""
+        if device.type != "cpu":
+            raise RuntimeError(f"No backend type associated with device type {device.type}")
+        return self
