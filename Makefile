@@ -107,7 +107,7 @@ $(VENV)/.docs: $(STAMP) website/requirements.txt
 # cannot be left out, since `import torch` loads them
 .venv-torch-%/.installed: pyproject.toml $(NATIVE)
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir 'torch==$*.*' -e '.[demo,lab,testing]' 'pytest>=8'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir 'torch==$*.*' -e '.[demo,lab,dev]'
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import msgspec
@@ -95,8 +96,8 @@ def test_a_knob_with_a_value_of_no_use_is_refused(name, value):
 @every_policy
 def test_a_policy_says_in_its_file_when_it_wins_and_how_it_differs_from_the_paper(name):
     policy = policies.get(name)
-    assert "\n    Wins where " in type(policy).__doc__
-    assert "\n    Differs from the paper" in type(policy).__doc__
+    assert "\nWins where " in inspect.getdoc(policy)
+    assert "\nDiffers from the paper" in inspect.getdoc(policy)
     assert sys.modules[type(policy).__module__].__doc__
 
 

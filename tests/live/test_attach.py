@@ -379,6 +379,12 @@ def _complex() -> nn.Module:
     return nn.Linear(4, 4, dtype=torch.complex64)
 
 
+def _of_two_dtypes() -> nn.Module:
+    model = nn.Linear(4, 4, bias=False, dtype=torch.bfloat16)
+    model.weight.grad_dtype = torch.float32
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -387,6 +393,7 @@ def _complex() -> nn.Module:
         (lambda: nn.LazyLinear(4), "weight is uninitialised"),
         (lambda: nn.LazyBatchNorm1d(affine=False), "running_mean is uninitialised"),
         (_complex, "bias is of torch.complex64|weight is of torch.complex64"),
+        (_of_two_dtypes, "weight is of torch.bfloat16 and has grad_dtype torch.float32"),
         (lambda: torch.jit.script(nn.Linear(4, 4)), "ScriptModule"),
         (lambda: nn.DataParallel(nn.Linear(4, 4)), "the model is a DataParallel, which computes on copies"),
     ],

@@ -4,6 +4,9 @@ A parameter whose update is deferred is guarded as an object, and the optimizer'
 attribute. A view, a tensor from `.data` or `state_dict()`, a NumPy array or a reference to a
 momentum buffer gives access to the same memory, and no guard sees it. Counting references finds
 that such an alias exists, whoever holds it.
+
+The argument of `sys.getrefcount` is a reference, too, but from Python 3.14 on not one that is read from a local variable.
+So the argument is an expression, or what is counted and what it is compared with go through one function.
 """
 
 from __future__ import annotations
@@ -38,11 +41,6 @@ def _most_references(values: dict[Any, Any]) -> int:
     return most
 
 
-def _references_of_an_entry(state: dict[Any, Any], key: Any) -> int:
-    entry = state.get(key)
-    return sys.getrefcount(entry)
-
-
 def _references_of_gradient(param: torch.Tensor) -> int:
     return sys.getrefcount(param.grad)
 
@@ -73,13 +71,14 @@ def accumulator_of(param: torch.nn.Parameter) -> Any:
 # the same counts for an object that nothing else refers to
 _ONE_HOLDER = _holders(torch.empty(1, device="cpu"))
 _ONE_REFERENCE = _most_references({0: object()})
-_ONE_ENTRY = _references_of_an_entry({0: {}}, 0)
+_OF_ONE_ENTRY: dict[int, Any] = {0: {}}
+_ONE_ENTRY = sys.getrefcount(_OF_ONE_ENTRY[0])
 _ONE_GRADIENT, _ONE_GRADIENT_IN_CPP = _references_of_a_gradient_alone()
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _NO_FUNCTION = torch.nn.Parameter.__torch_function__
 _PROBE = Tracked("", torch.nn.Parameter(torch.empty(0, device="cpu")), 0)
 _PROBE.wrapper = object()  # type: ignore[assignment]
-_ONE_IN_A_SLOT = sys.getrefcount(_PROBE.wrapper)
+_ONE_WRAPPER = sys.getrefcount(_PROBE.wrapper)
 
 
 def is_the_scripts(param: torch.nn.Parameter) -> bool:
@@ -103,8 +102,10 @@ def is_held(tracked: Tracked) -> bool:
     """Whether anything but `tracked` refers to what stands for the sum of its gradient, in Python or C++, or has marked it: by
     an attribute, as a key of weak references, or with `requires_grad_()`. The next gradient is another object under DDP.
     """
+    if sys.getrefcount(tracked.wrapper) > _ONE_WRAPPER:
+        return True
     wrapper: Any = tracked.wrapper
-    return sys.getrefcount(wrapper) > _ONE_IN_A_SLOT + 1 or wrapper.is_marked or getweakrefcount(wrapper) > 0
+    return wrapper.is_marked or getweakrefcount(wrapper) > 0
 
 
 class Aliases:
@@ -118,9 +119,9 @@ class Aliases:
 
     def __init__(self, optimizer: torch.optim.Optimizer, tracked: Sequence[Tracked]) -> None:
         self._tracked = tracked
-        state = attributes_of(optimizer)["state"]  # which may be watched: nothing of it is read here
-        self._state_is_held = sys.getrefcount(state) > _ONE_ENTRY  # the optimizer alone has it, as a dict has its entry
-        self._state = state
+        attributes = attributes_of(optimizer)
+        self._state_is_held = sys.getrefcount(attributes["state"]) > _ONE_ENTRY  # by more than the optimizer
+        self._state = attributes["state"]  # which may be watched: nothing of it is read here
         self._by_storage: dict[int, int] | None = None
 
     def of(self, tracked: Tracked) -> bool:
@@ -145,10 +146,11 @@ class Aliases:
             return True
         if self._state_is_held:
             return True
+        references = sys.getrefcount(self._state.get(param))
         values = self._state.get(param)
         if values is None:
             return False
-        if sys.getrefcount(values) > _ONE_ENTRY or _most_references(values) > _ONE_REFERENCE:
+        if references > _ONE_ENTRY or _most_references(values) > _ONE_REFERENCE:
             return True
         for value in values.values():
             if isinstance(value, torch.Tensor) and (

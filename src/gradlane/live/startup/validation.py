@@ -110,6 +110,12 @@ def trained_parameters(model: torch.nn.Module, ignored: frozenset[str]) -> list[
             )
         if dtype_name(param) not in DTYPE_BYTES:
             raise UnsupportedError(f"{name} is of {param.dtype}, expected one of {', '.join(DTYPE_BYTES)}")
+        of_gradients = getattr(param, "grad_dtype", param.dtype)
+        if of_gradients != param.dtype:
+            raise UnsupportedError(
+                f"{name} is of {param.dtype} and has grad_dtype {of_gradients}, expected the same: gradients are summed in the "
+                "dtype of their parameter"
+            )
         if param.device != params[0][1].device:
             raise UnsupportedError(
                 f"{name} is on {param.device}, others on {params[0][1].device}: one device a rank is supported"
