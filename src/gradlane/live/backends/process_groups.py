@@ -36,7 +36,7 @@ def is_gloo(group: Any, device: torch.device) -> bool:
     try:
         # a group that was made without a backend's name has one for each device, and no name itself
         return str(group._get_backend(device).name()) == "gloo"
-    except RuntimeError:  # it has none for the device, or is carried by a class in Python, as "gradlane" is
+    except RuntimeError:  # it has none for the device, or is carried by another class in Python
         return False
 
 

@@ -261,6 +261,7 @@ _GIVES_MEMORY_AWAY = {
 METADATA = {
     *(_getter(name) for name in ("shape", "dtype", "device", "layout", "requires_grad", "is_sparse", "is_leaf", "grad_fn")),
     *(_getter(name) for name in ("grad", "is_cuda", "is_cpu", "ndim", "is_quantized", "is_meta", "is_sparse_csr")),
+    *(_getter(name) for name in ("grad_dtype",) if hasattr(torch.Tensor, name)),  # not in older releases
     GRADIENT.__set__,
     GRADIENT.__delete__,
     _set_requires_grad,
