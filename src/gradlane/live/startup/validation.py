@@ -146,7 +146,7 @@ def job_of(
     wire_dtype: str | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> Job:
-    """Describe the job to attach; without torch.distributed it has one rank.
+    """Describe the job to attach; without torch.distributed it has one rank. Rank 0 names a PyTorch that was never tested.
 
     Args:
         model, optimizer, group: as for `attach`.
