@@ -254,31 +254,23 @@ def _doubles(_, bucket):  # type: ignore[no-untyped-def]
     return work.get_future().then(lambda future: future.value()[0])
 
 
-def _hooked(register: Callable[[Any], None], after: int = 0) -> Loop:
+def _hooked(register: Callable[[Any, Any], object], after: int = 0) -> Loop:
+    """`register` is given the wrapper and the optimizer at step `after`."""
+
     def loop(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
         optimizer = momentum(model)
         for step in range(8):
             if step == after:
-                register(wrapper)
+                register(wrapper, optimizer)
             train_step(wrapper, model, optimizer, generator)
         return getattr(wrapper, "session", None) is None
 
     return loop
 
 
-def _finalized(after: int) -> Loop:
-    """The script ends backward passes itself, from step `after` on."""
-
-    def loop(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
-        optimizer = momentum(model)
-        for step in range(8):
-            if step == after:
-                wrapper.require_manual_backward_finalization = True
-                optimizer.register_step_pre_hook(lambda *_: wrapper.finalize_backward())
-            train_step(wrapper, model, optimizer, generator)
-        return getattr(wrapper, "session", None) is None
-
-    return loop
+def _ends_passes_itself(wrapper: Any, optimizer: Any) -> None:
+    wrapper.require_manual_backward_finalization = True
+    optimizer.register_step_pre_hook(lambda *_: wrapper.finalize_backward())
 
 
 LOOPS = {
@@ -300,26 +292,29 @@ LOOPS = {
         copies_in_between,
     )
 } | {
-    "a_hook_of_the_scripts": _hooked(lambda wrapper: wrapper.register_comm_hook(None, _doubles)),
-    "a_hook_after_some_steps": _hooked(lambda wrapper: wrapper.register_comm_hook(None, _doubles), after=4),
-    "a_hook_that_compresses": _hooked(lambda wrapper: wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)),
-    "a_built_in_hook": _hooked(lambda wrapper: wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)),
+    "a_hook_of_the_scripts": _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, _doubles)),
+    "a_hook_after_some_steps": _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, _doubles), after=4),
+    "a_hook_that_compresses": _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)),
+    "a_built_in_hook": _hooked(lambda wrapper, _: wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)),
     "a_built_in_hook_after_some_steps": _hooked(
-        lambda wrapper: wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS), after=4
+        lambda wrapper, _: wrapper._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS), after=4
     ),
-    "a_hook_for_buffers": _hooked(lambda wrapper: wrapper._register_buffer_comm_hook(None, lambda *_: None)),
-    "another_process_group": _hooked(lambda wrapper: wrapper._update_process_group(dist.new_group()), after=4),
-    "a_hook_that_changes_nothing": _hooked(lambda wrapper: wrapper.register_comm_hook(None, default_hooks.allreduce_hook)),
+    "a_hook_for_buffers": _hooked(lambda wrapper, _: wrapper._register_buffer_comm_hook(None, lambda *_: None)),
+    "another_process_group": _hooked(lambda wrapper, _: wrapper._update_process_group(dist.new_group()), after=4),
+    "a_hook_that_changes_nothing": _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, default_hooks.allreduce_hook)),
 }
 if RELEASE >= (2, 15):
-    LOOPS |= {"passes_that_the_script_ends": _finalized(0), "passes_that_the_script_ends_after_some_steps": _finalized(4)}
+    LOOPS |= {
+        "passes_that_the_script_ends": _hooked(_ends_passes_itself),
+        "passes_that_the_script_ends_after_some_steps": _hooked(_ends_passes_itself, after=4),
+    }
 
 
 def a_hook_that_wire_dtype_does(rank: int, world: int) -> tuple[bool, bool]:
     """Whether training is as with torch's class and a hook that compresses, but for the rounding of halves, where gradlane was
     asked to; whether gradlane sums.
     """
-    register = _hooked(lambda wrapper: wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook))
+    register = _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook))
     reference, _ = _trained(rank, TorchDDP, register)
     options = {**OPTIONS, "wire_dtype": "float16"}
     found, is_torchs = _trained(rank, lambda model: gradlane.DistributedDataParallel(model, options=options), register)
