@@ -18,6 +18,7 @@ import numpy as np
 import gradlane
 from gradlane.errors import GradlaneError
 from gradlane.integrations.keras import AverageGradients
+from tests.plugins.early import most_sent_early
 from tests.plugins.exchange import average, connect
 
 RANK = int(os.environ["RANK"])
@@ -100,17 +101,13 @@ def main() -> None:
     fit(scheduled, [callback])
     reduced_plainly(plain, int(port))
     fit(plain, [])
-    timeline = callback.timeline()
-    last = timeline.spans[-1].iteration
-    sends = [span.start_ns for span in timeline.of("send") if span.iteration == last]
-    ready = [span.start_ns for span in timeline.of("ready") if span.iteration == last]
     found = {
         "weights": digest(scheduled.weights),
         "trained": digest(scheduled.trainable_weights),
         "momenta": digest(scheduled.optimizer.variables[2:]),
         "plain": digest(plain.trainable_weights),
         "plain momenta": digest(plain.optimizer.variables[2:]),
-        "sent before the last was ready": sum(start < max(ready) for start in sends),
+        "sent before the last was ready": most_sent_early(callback.timeline()),
         "restored": "apply" not in vars(scheduled.optimizer),
         "refused": refused,
     }

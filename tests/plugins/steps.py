@@ -19,6 +19,7 @@ import numpy as np
 from gradlane import policies
 from gradlane.errors import PeerFailed
 from gradlane.plugin.averaging import Averaging
+from tests.plugins.early import most_sent_early
 from tests.plugins.exchange import average, connect
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -152,10 +153,7 @@ def main() -> None:
     for name, policy in POLICIES.items():
         with program.start(policy) as scheduled:
             found["weights"][name] = digest(program.train(scheduled))
-            timeline = scheduled.timeline()
-            last = timeline.spans[-1].iteration
-            ready = max(span.start_ns for span in timeline.of("ready") if span.iteration == last)
-            found["early"][name] = sum(span.iteration == last and span.start_ns < ready for span in timeline.of("send"))
+            found["early"][name] = most_sent_early(scheduled.timeline())
             found["order"][name] = [spec.name for spec in scheduled.plan.tensors]
             if name == "mercury":
                 found["weights"]["not compiled"] = digest(program.train(scheduled, 2, compiled=False))
