@@ -92,7 +92,7 @@ def gradient(shape: bytes) -> bytes:
 
 def chakra(shape: bytes) -> bytes:
     values = b'[[0,0,0,1,4,"cpu"]]'
-    inputs = b'{"values":%s,"shapes":[[%s]],"types":["f"]}' % (values, shape)
+    inputs = b'{"values":%s,"shapes":[[%s]],"types":["Tensor(float)"]}' % (values, shape)
     node = b'{"id":1,"name":"torch::autograd::AccumulateGrad","inputs":%s}' % inputs
     return b'{"schema":"1.1.0-chakra.0.0.4","nodes":[%s]}' % node
 

@@ -57,7 +57,8 @@ def read(
         raise InputError(f"compute_ns: got it for a {found} file, expected none: it has times of its own")
     if tensors is not None and found not in ("kineto", "chakra"):
         raise InputError(f"tensors: got them for a {found} file, expected none: its layers have names of their own")
-    name = Path(path).name
+    # a model is named for its file, up to the first point
+    name = Path(path).name.lstrip(".").encode(errors="replace").decode()
     if found == "kineto":
         return kineto.read(data, name, tensors)
     if found == "chakra":

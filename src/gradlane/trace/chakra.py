@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
 
 from gradlane.core.fields import MAX_BYTES, MAX_NS, MAX_TENSORS, need_int
-from gradlane.core.profile import Layer, Profile, TensorProfile, TensorSpec
+from gradlane.core.profile import DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
-from gradlane.trace.events import ACCUMULATE, MARK, OPTIMIZER_STEP
+from gradlane.trace.events import ACCUMULATE, DTYPES, MARK, OPTIMIZER_STEP
 from gradlane.trace.kineto import MAX_DIMENSIONS
 from gradlane.trace.passes import SEVERAL_PASSES
 from gradlane.trace.source import MAX_SHAPE, named, need_few_objects
 
-_DTYPES = {4: "float32", 8: "float64", 2: "float16"}
+_THREAD = "[pytorch|profiler|execution_trace|thread]"
 _NO_TENSOR = ("nullptr", "None")  # types of what is given where there is no gradient
 
 
@@ -84,15 +84,20 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int, int]
         raise FormatError(f"{name}: not a Chakra trace: {error}") from None
     iterations: list[list[tuple[int, str]]] = [[]]
     without_gradient = 0
-    # the script's threads, and what runs on them between gradients, outside of backward operations
-    scripts = {node.within for node in nodes if node.name.startswith(OPTIMIZER_STEP) and isinstance(node.within, int)}
-    between: _Node | None = None
-    for place, node in sorted(enumerate(nodes), key=lambda numbered: numbered[1].id):  # numbered as they begin
+    numbered = sorted(enumerate(nodes), key=lambda placed: placed[1].id)  # numbered as they begin
+    for (_, before), (place, node) in pairwise(numbered):
+        if node.id == before.id:
+            raise FormatError(f"{name}: a second node {node.id}; give the trace of one rank", f"$.nodes[{place}]")
+    # what runs on the script's threads between gradients, outside of backward operations
+    scripts, between = _scripts(nodes), None
+    is_cut = any(node.name.startswith(OPTIMIZER_STEP) for node in nodes)
+    for place, node in numbered:
         if node.name == ACCUMULATE:
             size = _size(node, f"$.nodes[{place}]", name)
             if size is not None:
                 if between is not None:
-                    raise FormatError(f"{name}: iteration {len(iterations) - 1}: {between.name} {SEVERAL_PASSES}")
+                    said = SEVERAL_PASSES if is_cut else f"{SEVERAL_PASSES}. Without {OPTIMIZER_STEP} nothing tells steps apart"
+                    raise FormatError(f"{name}: iteration {len(iterations) - 1}: {between.name} {said}")
                 iterations[-1].append(size)
             elif len(iterations) == 1:
                 without_gradient += 1
@@ -121,6 +126,16 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int, int]
     return iterations[0], sum(node.name == "nccl:all_reduce" for node in nodes), without_gradient
 
 
+def _scripts(nodes: Sequence[_Node]) -> set[int]:
+    """The threads, by their nodes, that step optimizers; in a trace without such steps the thread of the first operation."""
+    stepping = {node.within for node in nodes if node.name.startswith(OPTIMIZER_STEP) and isinstance(node.within, int)}
+    if stepping:
+        return stepping
+    threads = {node.id for node in nodes if node.name == _THREAD}
+    begun = (node.within for node in sorted(nodes, key=lambda node: node.id) if "::" in node.name)
+    return set(islice((within for within in begun if isinstance(within, int) and within in threads), 1))
+
+
 def _size(node: _Node, place: str, name: str) -> tuple[int, str] | None:
     """(size_bytes, dtype) of the gradient of an AccumulateGrad; None if it was given none."""
     if max(len(node.inputs), len(node.input_shapes), len(node.input_types)) > MAX_SHAPE:
@@ -130,11 +145,11 @@ def _size(node: _Node, place: str, name: str) -> tuple[int, str] | None:
         if isinstance(inputs, list):
             shapes, types = (msgspec.json.decode(each, type=list[Any]) for each in (node.input_shapes, node.input_types))
             inputs = {"values": inputs, "shapes": shapes, "types": types}
-        if any(missing in str(inputs["types"][0]) for missing in _NO_TENSOR):
+        kind = str(inputs["types"][0])
+        if any(missing in kind for missing in _NO_TENSOR):
             return None
         elements, element_bytes = int(inputs["values"][0][3]), int(inputs["values"][0][4])
         shape = [int(length) for length in inputs["shapes"][0]]
-        dtype = _DTYPES[element_bytes]
     except (
         msgspec.MsgspecError,
         UnicodeDecodeError,
@@ -146,8 +161,10 @@ def _size(node: _Node, place: str, name: str) -> tuple[int, str] | None:
         OverflowError,
     ):
         raise FormatError(f"{name}: a gradient whose shape cannot be read", place) from None
-    if "BFloat16" in str(inputs.get("types")):
-        dtype = "bfloat16"
+    dtype = DTYPES.get(kind.removeprefix("Tensor(").removesuffix(")"))
+    if dtype is None or DTYPE_BYTES[dtype] != element_bytes:
+        got = f"got a gradient of {kind!r:.60} with {element_bytes!s:.20} bytes an element"
+        raise FormatError(f"{name}: {got}, expected a tensor of {', '.join(DTYPES)}", place)
     size_bytes = elements * element_bytes
     lengths_can_be = len(shape) <= MAX_DIMENSIONS and all(0 <= length <= MAX_BYTES for length in shape)
     if not 0 < size_bytes <= MAX_BYTES or not lengths_can_be or math.prod(shape) != elements:

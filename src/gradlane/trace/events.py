@@ -8,6 +8,8 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 OPTIMIZER_STEP = "Optimizer.step"
 MARK = "autograd::engine::evaluate_function"
 """Of a backward operation, in the names of events."""
+DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
+"""Of gradients, by their names in C++."""
 KERNELS = {"Kernel", "kernel"}
 _RUNTIMES = ("Runtime", "_runtime", "_driver")
 _OPERATORS = {"Operator", "cpu_op", ""}

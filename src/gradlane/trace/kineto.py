@@ -32,12 +32,11 @@ from gradlane.core.fields import MAX_BYTES, MAX_NAME, MAX_NS, MAX_TENSORS
 from gradlane.core.profile import BEFORE_FIRST_USE, DTYPE_BYTES, Layer, Profile, TensorProfile, TensorSpec
 from gradlane.errors import FormatError
 from gradlane.trace.device import PAUSE_US, DeviceClock, Intervals, Part, Work
-from gradlane.trace.events import ACCUMULATE, KERNELS, MARK, OPTIMIZER_STEP, Event
+from gradlane.trace.events import ACCUMULATE, DTYPES, KERNELS, MARK, OPTIMIZER_STEP, Event
 from gradlane.trace.passes import inputs_of_checkpoints, need_one_pass
 from gradlane.trace.source import MAX_SHAPE, increasing, named, need_few_objects
 from gradlane.units import format_ns
 
-_DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 _COPIES = {"Memcpy", "gpu_memcpy", "Memset", "gpu_memset"}
 _HOSTS_COLLECTIVES = "gloo:"
 _NO_SUMS = ("SendRecv", "AllToAll", "AllGather", "Broadcast")  # in names of collectives that no schedule of gradients moves
@@ -45,6 +44,7 @@ _LOADING = "enumerate(DataLoader)"
 _LEGACY_DEVICES = ("CUDA functions", "XPU functions", "PrivateUse1 functions")
 _ANNOTATIONS_OF_A_DEVICE = "gpu_user_annotation"  # steps a second time, in the device's time
 MAX_DIMENSIONS = 64
+_UNLIKE = 0.1  # so much of a step the medians of its parts may be off before a note says so
 
 
 class _Trace(msgspec.Struct):
@@ -270,11 +270,11 @@ def _size(event: Event, where: str) -> tuple[int, str] | None:
         raise FormatError(f"{where}: a gradient whose shape takes more than {MAX_SHAPE} bytes to describe")
     try:
         shape = msgspec.json.decode(event.args.shapes, type=list[list[int]])[0]
-        dtype = _DTYPES[msgspec.json.decode(event.args.types, type=list[str])[0]]
+        dtype = DTYPES[msgspec.json.decode(event.args.types, type=list[str])[0]]
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError, KeyError):
         raise FormatError(
             f"{where}: got shapes {bytes(event.args.shapes)!r:.60} of types {bytes(event.args.types)!r:.60}, expected a "
-            f"dense tensor of {', '.join(_DTYPES)}"
+            f"dense tensor of {', '.join(DTYPES)}"
         ) from None
     if len(shape) > MAX_DIMENSIONS or any(not 0 < length <= MAX_BYTES for length in shape):
         raise FormatError(f"{where}: a gradient of shape {shape!s:.60}, expected at most {MAX_DIMENSIONS} lengths of 1 or more")
@@ -322,10 +322,11 @@ def _profile(
         Layer(what[:MAX_NAME], end - begin, round(update_ns * size / sum(sizes)))
         for what, size, (begin, end) in zip(names, sizes, pairwise(bounds), strict=True)
     )
-    period_ns, waited_ns = _period_ns(steps, clock, waits)
-    covered_ns = forward_ns + backward_ns + sum(layer.update_ns for layer in layers)
-    uncovered_ns = max(0, period_ns - waited_ns - covered_ns)
-    notes = [f"PyTorch profiler, {len(steps)} steps", how, *notes, *_notes(steps, period_ns, waited_ns, uncovered_ns)]
+    period_ns, waited_ns, uncovered_ns = _between_ns(steps, clock, waits)
+    computing_ns = forward_ns + backward_ns + sum(layer.update_ns for layer in layers) + uncovered_ns
+    notes = [
+        f"PyTorch profiler, {len(steps)} steps", how, *notes, *_notes(steps, period_ns, waited_ns, uncovered_ns, computing_ns)
+    ]  # fmt: skip
     return Profile(
         Path(name).name.split(".")[0],
         "device" if clock else "cpu",
@@ -337,28 +338,42 @@ def _profile(
     )
 
 
-def _period_ns(steps: list[_Step], clock: DeviceClock, waits: Intervals) -> tuple[int, int]:
-    """The time from one step's forward pass to the next one's, and what of it collectives were waited for; medians.
+def _between_ns(steps: list[_Step], clock: DeviceClock, waits: Intervals) -> tuple[int, int, int]:
+    """The time from one step's forward pass to the next one's, what of it collectives were waited for, and what of it is
+    none of these and no part of the step; medians.
 
-    Of one step alone it is what the profiler's mark says; 0 where there is none.
+    The last is a median over steps: in one step forward is slow, in another backward, so that medians of parts do not add up.
+    Of one step alone its time is what the profiler's mark says; 0 where there is none.
     """
     pairs = list(pairwise(steps))
     if not pairs:
-        return _median_ns([steps[0].length_us]), 0
-    waited = [
-        waits.within(before.began_us, after.began_us)
-        if before.part is None or after.part is None
-        else clock.waited_us(before.part, after.part)
-        for before, after in pairs
+        period_us = [steps[0].length_us]
+        waited_us = [0.0]
+    else:
+        period_us = [after.began_us - before.began_us for before, after in pairs]
+        waited_us = [
+            waits.within(before.began_us, after.began_us)
+            if before.part is None or after.part is None
+            else clock.waited_us(before.part, after.part)
+            for before, after in pairs
+        ]
+    left_us = [
+        period - waited - (step.forward_us + max(step.backward_us, *step.ready_us) + step.update_us)
+        for period, waited, step in zip(period_us, waited_us, steps, strict=False)
     ]
-    return _median_ns([after.began_us - before.began_us for before, after in pairs]), _median_ns(waited or [0.0])
+    return _median_ns(period_us), _median_ns(waited_us), _median_ns(left_us)
 
 
-def _notes(steps: list[_Step], period_ns: int, waited_ns: int, uncovered_ns: int) -> Iterator[str]:
+def _notes(steps: list[_Step], period_ns: int, waited_ns: int, uncovered_ns: int, computing_ns: int) -> Iterator[str]:
     if not period_ns:
         yield "the time between steps is not known of one step"
     elif uncovered_ns:
         yield f"{uncovered_ns / period_ns:.0%} of a step of {format_ns(period_ns)} is uncovered time"
+    if len(steps) > 1 and abs(computing_ns - (period_ns - waited_ns)) > _UNLIKE * computing_ns:
+        yield (
+            f"steps differ: their parts' medians add up to {format_ns(computing_ns)}, a step takes "
+            f"{format_ns(period_ns - waited_ns)}; record more steps"
+        )
     if waited_ns:
         yield f"sums were waited for in {format_ns(waited_ns)} of a step, which are left out"
     without_gradient, inputs = steps[0].left_out

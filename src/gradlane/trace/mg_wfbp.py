@@ -27,6 +27,7 @@ def is_it(head: bytes) -> bool:
 
 def read(data: bytes, name: str) -> Profile:
     rows: list[tuple[int, int]] = []  # (parameters, backward in ns) in forward order
+    complete: list[tuple[int, int]] = []  # of the listing before, which the last one may not reach
     for number, line in lines(data):
         match = _ROW.search(line)
         if match is None:
@@ -38,7 +39,7 @@ def read(data: bytes, name: str) -> Profile:
         place = f"line {number}"
         index = int(match.group(1))
         if index == 0:
-            rows = []
+            complete, rows = max(complete, rows, key=len), []
         if index != len(rows):
             raise FormatError(f"{name}: got row {index}, expected row {len(rows)}", place)
         if index >= MAX_TENSORS:
@@ -47,6 +48,8 @@ def read(data: bytes, name: str) -> Profile:
         if parameters < 1 or parameters != int(parameters):
             raise FormatError(f"{name}: parameters: got {match.group(2)}, expected a whole number above 0", place)
         rows.append((int(parameters), time_ns(match.group(3), 1e3, place, "backward time")))
+    if len(rows) < len(complete):  # a log that was cut short
+        rows = complete
     if not rows:
         raise FormatError(f"{name}: no rows of [index, parameters, backward us, ...]")
     layers: list[tuple[int, int]] = []

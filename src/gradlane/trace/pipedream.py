@@ -50,7 +50,7 @@ def read(data: bytes, name: str) -> Profile:
                 node.group(2),
                 time_ns(numbers.group(1), 1e6, place, "forward time"),
                 time_ns(numbers.group(2), 1e6, place, "backward time"),
-                int(number_of(numbers.group(3), place, "parameter size", MAX_BYTES)),
+                _bytes(numbers.group(3), place, name),
             )
         elif edge := _EDGE.fullmatch(line):
             before, behind = int(edge.group(1)), int(edge.group(2))
@@ -61,6 +61,8 @@ def read(data: bytes, name: str) -> Profile:
             missing[behind] = missing.get(behind, 0) + 1
         elif line.strip():
             raise FormatError(f"{name}: got {line[:60]!r}, expected a node or an edge", place)
+    if len(nodes) > 1 and (alone := nodes.keys() - after.keys() - missing.keys()):
+        raise FormatError(f"{name}: node{min(alone)} has no edge; is the file cut short?")
     inputs = {node for node in nodes if node not in missing and not nodes[node][3]}
     order = _topological(nodes.keys(), after, missing, name)
     modules = [nodes[node] for node in order if node not in inputs]
@@ -71,8 +73,6 @@ def read(data: bytes, name: str) -> Profile:
         if now > MAX_NS:
             raise FormatError(f"{name}: the backward pass takes more than {MAX_NS} ns")
         if size_bytes:
-            if size_bytes % 4:
-                raise FormatError(f"{name}: {what:.40} has {size_bytes} bytes of parameters, expected whole 32-bit elements")
             tensors.append(TensorProfile(TensorSpec(f"{index}.{what}"[:MAX_NAME], size_bytes), now, index))
     if not tensors:
         raise FormatError(f"{name}: no node has parameters")
@@ -85,6 +85,13 @@ def read(data: bytes, name: str) -> Profile:
         now,
         f"{name}: a graph of PipeDream's profiler, which names no device; no update times",
     )
+
+
+def _bytes(text: str, place: str, name: str) -> int:
+    size_bytes = number_of(text, place, "parameter size", MAX_BYTES)
+    if size_bytes % 4:
+        raise FormatError(f"{name}: parameter size: got {text:.40} bytes, expected whole 32-bit elements", place)
+    return int(size_bytes)
 
 
 def _topological(nodes: Iterable[int], after: dict[int, list[int]], missing: dict[int, int], name: str) -> list[int]:

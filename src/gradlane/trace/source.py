@@ -92,9 +92,10 @@ def named(name: str, sizes: Sequence[tuple[int, str] | None], tensors: Sequence[
     if len(tensors) != len(sizes):
         raise FormatError(f"{name}: the trace has {len(sizes)} gradients, the model given has {len(tensors)} tensors")
     for index, (size, spec) in enumerate(zip(sizes, tensors, strict=True)):
-        if size is not None and size[0] != spec.size_bytes:
+        if size is not None and size != (spec.size_bytes, spec.dtype):
             raise FormatError(
-                f"{name}: gradient {index} has {size[0]} bytes, {spec.name} of the model given has {spec.size_bytes}"
+                f"{name}: gradient {index} has {size[0]} bytes of {size[1]}, {spec.name} of the model given has "
+                f"{spec.size_bytes} of {spec.dtype}"
             )
     return list(tensors)
 
