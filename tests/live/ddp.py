@@ -273,9 +273,43 @@ def _ends_passes_itself(wrapper: Any, optimizer: Any) -> None:
     optimizer.register_step_pre_hook(lambda *_: wrapper.finalize_backward())
 
 
+def parameters_replaced_in_each_call(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """Each pass gets a weight that is made of the parameter, which is not in the model meanwhile."""
+    optimizer = momentum(model)
+    for _ in range(8):
+        optimizer.zero_grad()
+        smaller = {"module.layers.0.weight": model.layers[0].weight * 0.99}
+        torch.func.functional_call(wrapper, smaller, (model.batch(generator)[0],)).square().mean().backward()
+        optimizer.step()
+    return getattr(wrapper, "session", None) is None
+
+
+def parameters_replaced_in_one_call(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    """The pass in which gradlane would attach."""
+    optimizer = momentum(model)
+    for step in range(8):
+        optimizer.zero_grad()
+        of_step = {"module.layers.0.weight": model.layers[0].weight * 0.99} if step == 1 else {}
+        torch.func.functional_call(wrapper, of_step, (model.batch(generator)[0],)).square().mean().backward()
+        optimizer.step()
+    return getattr(wrapper, "session", None) is None
+
+
+def asked_whether_a_pass_has_ended(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+    optimizer = momentum(model)
+    for _ in range(5):
+        train_step(wrapper, model, optimizer, generator)
+        wrapper._check_reducer_finalized()
+        wrapper._set_ddp_runtime_logging_sample_rate(10)
+    return None
+
+
 LOOPS = {
     each.__name__: each
     for each in (
+        parameters_replaced_in_each_call,
+        parameters_replaced_in_one_call,
+        asked_whether_a_pass_has_ended,
         joins,
         joins_as_one_of_several,
         a_second_optimizer_later,

@@ -32,3 +32,9 @@ class Reducer:
 
     def _rebuild_buckets(self) -> bool:
         return False
+
+    def _check_reducer_finalized(self) -> None:
+        """A session has no buckets that a backward pass could leave unfinished."""
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+        """A session keeps none of torch's times."""

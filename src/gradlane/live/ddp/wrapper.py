@@ -182,6 +182,7 @@ class DistributedDataParallel(TorchDDP):
     _known: list[nn.Parameter]  # of the model when it was wrapped
     _frozen: list[nn.Parameter]  # of those, which required no gradients
     _tells_of_frozen: bool
+    _tells_of_absent: bool
     _dtypes: dict[nn.Parameter, torch.dtype]  # when the model was wrapped; empty once a session has summed
     reducer: Any
     logger: Any
@@ -207,7 +208,8 @@ class DistributedDataParallel(TorchDDP):
         # torch's constructor sets what is a property here; Module.__setattr__ is not ready before it
         self.__dict__.update(
             _optimizers=[], _session=None, _kept_by_torch="", _syncs=True, _evaluations=0, _broadcasts=True,
-            _reduced=((),), _known=[], _frozen=[], _tells_of_frozen=True, _dtypes={}, _process=os.getpid(),
+            _reduced=((),), _known=[], _frozen=[], _tells_of_frozen=True, _tells_of_absent=True, _dtypes={},
+            _process=os.getpid(),
         )  # fmt: skip
 
     def _note_parameters(self) -> None:
@@ -285,6 +287,8 @@ class DistributedDataParallel(TorchDDP):
         if self._join_config.enable:
             self._keep_torchs("join() lets ranks run out of inputs one by one, which torch's class is made for")
             return
+        if self._is_incomplete:
+            return
         for name, param in self.module.named_parameters():
             before = self._dtypes.get(param, param.dtype)
             if before is not param.dtype:
@@ -320,6 +324,21 @@ class DistributedDataParallel(TorchDDP):
         # a reducer keeps buckets, which take as much memory as the gradients, and refers to parameters
         self._remove_autograd_hooks()
         self.reducer, self.logger = Reducer(session), None
+
+    @property
+    def _is_incomplete(self) -> bool:
+        """Whether the model lacks a parameter in this pass that torch sums and an optimizer updates, and may have it again in
+        another: a session would leave it out.
+        """
+        stepped = set().union(*map(_parameters_of, self._optimizers))
+        absent = stepped.intersection(map(id, self._reduced[0])).difference(map(id, self.module.parameters()))
+        if absent and self._tells_of_absent:
+            self._tells_of_absent = False
+            self._tell_torch_sums(
+                "a parameter that was wrapped is not in the model in this pass (torch.func.functional_call, or an exchanged "
+                "layer); gradlane waits for a forward pass with all of them"
+            )
+        return bool(absent)
 
     @property
     def _broadcasts_otherwise(self) -> bool:
