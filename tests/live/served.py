@@ -551,6 +551,8 @@ def attached(rank: int, world: int, how: str) -> tuple[str, str]:
     options: dict[str, Any] = {}
     if how == "RMSprop":
         optimizer = torch.optim.RMSprop(model.parameters())
+    elif how == "fused":
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
     elif how == "no optimizer":
         optimizer = None
     elif how == "half of it":

@@ -220,6 +220,7 @@ def test_what_would_come_too_late_is_refused_and_all_ranks_hear_of_it(two_ranks,
 ATTACHED = {
     "float64": ("UnsupportedError", "of torch.float64 on cpu"),
     "amsgrad": ("UnsupportedError", "amsgrad=True"),
+    "fused": ("UnsupportedError", "fused=True and momentum rounds otherwise"),
     "RMSprop": ("UnsupportedError", "servers do not know RMSprop"),
     "no optimizer": ("InputError", "got none"),
     "half of it": ("UnsupportedError", "layers.2.weight is trained and in no optimizer"),

@@ -249,6 +249,18 @@ FAULTY = {
         "        return msgspec.structs.replace(plan, wire='packets')",
         "wire: got 'packets', expected fifo, pull-priority, ",
     ),
+    "lanes of something else": (
+        "        return msgspec.structs.replace(plan, lanes=({'window_bytes': 3},))",
+        "its plan's lanes is ({'window_bytes': 3},), expected a tuple of gradlane.core.plan.Lanes",
+    ),
+    "tensors in a list": (
+        "        return msgspec.structs.replace(plan, tensors=list(plan.tensors))",
+        "expected a tuple of TensorSpecs",
+    ),
+    "a barrier in words": (
+        "        return msgspec.structs.replace(plan, crosses_barrier='no')",
+        "its plan's crosses_barrier is 'no', expected True or False",
+    ),
     "trials of itself": ("        return plan\n\n    def trials(self):\n        return (self,)", "that has trials itself"),
     "no trials": ("        return plan\n\n    def trials(self):\n        return None", "trials() returned None"),
 }

@@ -52,7 +52,7 @@ def command(
 ) -> None:
     """Run SCRIPT, which trains under torch's DistributedDataParallel, for some steps; say what scheduling would bring.
 
-    SCRIPT needs no change, and is ended after 2 * STEPS steps and a few more. In the last of them no gradients are
+    SCRIPT needs no change, and is ended after 1.5 * STEPS steps and a few more. In the last of them no gradients are
     summed: what it trained is of no use, so do not let it overwrite a checkpoint.
 
     Where RANK and WORLD_SIZE are set this is one rank of a job that something else starts: torchrun --no-python on

@@ -20,7 +20,7 @@ from gradlane.core.checks import check_plan
 from gradlane.core.cluster import Cluster
 from gradlane.core.network import Network
 from gradlane.core.place import Place
-from gradlane.core.plan import Message, Plan, Slice
+from gradlane.core.plan import Lane, Message, Plan, Slice
 from gradlane.core.policy import Policy, plans_with_bus, trials, wire_over_servers
 from gradlane.core.profile import Profile
 from gradlane.errors import GradlaneError, InputError, PlanError
@@ -82,6 +82,15 @@ def _planned(policy: Policy, profile: Profile, network: Network) -> Plan:
         raise PlanError(f"policy {policy.name}: plan() raised {type(error).__name__}: {error} ({where})") from error
     if not isinstance(plan, Plan):
         raise PlanError(f"policy {policy.name}: plan() returned {type(plan).__name__}, expected a gradlane.core.plan.Plan")
+    for field, value, is_one, needed in (
+        ("tensors", plan.tensors, isinstance(plan.tensors, tuple), "a tuple of TensorSpecs"),
+        ("messages", plan.messages, isinstance(plan.messages, tuple), "a tuple of Messages"),
+        ("lanes", plan.lanes, _are_lanes(plan.lanes), "a tuple of gradlane.core.plan.Lanes"),
+        ("sequence", plan.sequence, plan.sequence is None or isinstance(plan.sequence, tuple), "a tuple of ints, or None"),
+        ("crosses_barrier", plan.crosses_barrier, isinstance(plan.crosses_barrier, bool), "True or False"),
+    ):
+        if not is_one:
+            raise PlanError(f"policy {policy.name}: its plan's {field} is {value!r:.60}, expected {needed}")
     for index, message in enumerate(plan.messages):
         if not isinstance(message, Message) or not all(isinstance(piece, Slice) for piece in message.slices):
             raise PlanError(
@@ -91,6 +100,10 @@ def _planned(policy: Policy, profile: Profile, network: Network) -> Plan:
         if got != expected:
             raise PlanError(f"policy {policy.name}: its plan's {what} is {got!r}, expected {expected!r}")
     return plan
+
+
+def _are_lanes(value: Any) -> bool:
+    return isinstance(value, tuple) and all(isinstance(lane, Lane) for lane in value)
 
 
 def took_ns(plan: Plan, profile: Profile, simulated: Network | Cluster, *, whole: bool = False) -> int:

@@ -244,5 +244,7 @@ def check_fits(plan: Plan, specs: Sequence[TensorSpec]) -> None:
     whatever order.
     """
     by_name = {spec.name: spec for spec in specs}
-    in_order = [by_name.pop(spec.name) for spec in plan.tensors if spec.name in by_name]
-    check_plan(plan, (*in_order, *by_name.values()))
+    named = [by_name.pop(spec.name, None) for spec in plan.tensors]
+    others = iter(by_name.values())  # one with another name stands where the plan has none, so that an error names both
+    in_order = [spec or next(others, None) for spec in named]
+    check_plan(plan, (*filter(None, in_order), *others))

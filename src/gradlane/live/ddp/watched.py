@@ -42,7 +42,7 @@ from gradlane.live.startup.launched import listen_to_attach
 RUN, WHY_NOT = "run.json", "why-not.txt"
 """Files that rank 0 leaves: what it measured, or why it could not."""
 WARM, WATCHED, LEAST_ALONE = 3, 4, 6
-"""Warm-up steps; hooked steps, whose first and last are partial; steps without sums, after one that is discarded."""
+"""Warm-up steps; hooked steps, whose first and last are partial; steps without sums, of which the first is discarded."""
 GRACE_S = 10.0
 """How long a script may take to end after `SystemExit` was raised in it."""
 

@@ -105,6 +105,11 @@ def _refuse_what_servers_do_not_know(optimizer: torch.optim.Optimizer) -> None:
         for option, why in _REFUSED.items():
             if group.get(option):
                 raise UnsupportedError(f"{name} with {option}=True {why}: servers do not know it")
+        if group.get("fused") and group.get("momentum"):
+            raise UnsupportedError(
+                f"{name} with fused=True and momentum rounds otherwise than servers do; leave fused out, or update on the "
+                "workers (gradlane.attach)"
+            )
 
 
 def _rule(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Rule:
