@@ -287,7 +287,7 @@ class DistributedDataParallel(TorchDDP):
         if self._join_config.enable:
             self._keep_torchs("join() lets ranks run out of inputs one by one, which torch's class is made for")
             return
-        if self._is_incomplete:
+        if self._waits_for_parameters():
             return
         for name, param in self.module.named_parameters():
             before = self._dtypes.get(param, param.dtype)
@@ -325,10 +325,9 @@ class DistributedDataParallel(TorchDDP):
         self._remove_autograd_hooks()
         self.reducer, self.logger = Reducer(session), None
 
-    @property
-    def _is_incomplete(self) -> bool:
-        """Whether the model lacks a parameter in this pass that torch sums and an optimizer updates, and may have it again in
-        another: a session would leave it out.
+    def _waits_for_parameters(self) -> bool:
+        """Whether the model lacks a parameter in this pass that torch sums and an optimizer updates: a session would leave it
+        out for good. One line says so.
         """
         stepped = set().union(*map(_parameters_of, self._optimizers))
         absent = stepped.intersection(map(id, self._reduced[0])).difference(map(id, self.module.parameters()))
