@@ -273,26 +273,19 @@ def _ends_passes_itself(wrapper: Any, optimizer: Any) -> None:
     optimizer.register_step_pre_hook(lambda *_: wrapper.finalize_backward())
 
 
-def parameters_replaced_in_each_call(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
-    """Each pass gets a weight that is made of the parameter, which is not in the model meanwhile."""
-    optimizer = momentum(model)
-    for _ in range(8):
-        optimizer.zero_grad()
-        smaller = {"module.layers.0.weight": model.layers[0].weight * 0.99}
-        torch.func.functional_call(wrapper, smaller, (model.batch(generator)[0],)).square().mean().backward()
-        optimizer.step()
-    return getattr(wrapper, "session", None) is None
+def _replaced(replacing: range) -> Loop:
+    """In the steps of `replacing` the pass gets a weight made of a parameter, which is not in the model meanwhile."""
 
+    def loop(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
+        optimizer = momentum(model)
+        for step in range(8):
+            optimizer.zero_grad()
+            smaller = {"module.layers.0.weight": model.layers[0].weight * 0.99} if step in replacing else {}
+            torch.func.functional_call(wrapper, smaller, (model.batch(generator)[0],)).square().mean().backward()
+            optimizer.step()
+        return getattr(wrapper, "session", None) is None
 
-def parameters_replaced_in_one_call(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
-    """The pass in which gradlane would attach."""
-    optimizer = momentum(model)
-    for step in range(8):
-        optimizer.zero_grad()
-        of_step = {"module.layers.0.weight": model.layers[0].weight * 0.99} if step == 1 else {}
-        torch.func.functional_call(wrapper, of_step, (model.batch(generator)[0],)).square().mean().backward()
-        optimizer.step()
-    return getattr(wrapper, "session", None) is None
+    return loop
 
 
 def asked_whether_a_pass_has_ended(wrapper: Any, model: Any, generator: torch.Generator) -> Any:
@@ -307,8 +300,6 @@ def asked_whether_a_pass_has_ended(wrapper: Any, model: Any, generator: torch.Ge
 LOOPS = {
     each.__name__: each
     for each in (
-        parameters_replaced_in_each_call,
-        parameters_replaced_in_one_call,
         asked_whether_a_pass_has_ended,
         joins,
         joins_as_one_of_several,
@@ -326,6 +317,8 @@ LOOPS = {
         copies_in_between,
     )
 } | {
+    "parameters_replaced_in_each_call": _replaced(range(8)),
+    "parameters_replaced_in_one_call": _replaced(range(1, 2)),  # gradlane would attach in this one
     "a_hook_of_the_scripts": _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, _doubles)),
     "a_hook_after_some_steps": _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, _doubles), after=4),
     "a_hook_that_compresses": _hooked(lambda wrapper, _: wrapper.register_comm_hook(None, default_hooks.fp16_compress_hook)),

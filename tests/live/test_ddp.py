@@ -61,10 +61,9 @@ SAYS = {
     "another_process_group": "it is given another process group",
     "passes_that_the_script_ends": "with require_manual_backward_finalization",
     "passes_that_the_script_ends_after_some_steps": "with require_manual_backward_finalization",
+    "parameters_replaced_in_each_call": "is not in the model in this pass",
+    "parameters_replaced_in_one_call": "is not in the model in this pass",
 }
-SAYS |= dict.fromkeys(
-    ("parameters_replaced_in_each_call", "parameters_replaced_in_one_call"), "is not in the model in this pass"
-)
 ANEW = {"a_second_optimizer_later", "an_optimizer_of_each_phase"}
 ANSWERS = {
     "validated_with_the_module_alone_back_in_training": True,

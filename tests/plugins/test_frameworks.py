@@ -69,7 +69,7 @@ def test_a_compiled_step_gives_the_bits_of_a_plain_all_reduce_while_messages_ove
         assert rank["weights"]["mercury"] == rank["weights"]["bytescheduler"] == rank["plain"]
         assert rank["weights"]["not compiled"] == rank["plain, not compiled"]
         assert all(early > 0 for early in rank["early"].values()), "no message left before the last gradient was computed"
-        # the gradients' order, not the tree's, in which layer10 comes before layer2; TensorFlow's threads hand over some early
+        # The last layer's gradient is ready first. A tree has layer10 before layer2. TensorFlow's threads may swap some.
         order = [int(re.search(r"layer(\d+)", name)[1]) for name in rank["order"]["mercury"]]
         assert sum(first > second for first, second in combinations(order, 2)) > 0.75 * LAYERS * (LAYERS - 1) / 2, order
     assert found[1]["failure"] == "ValueError: out of data"

@@ -569,6 +569,13 @@ def test_a_listing_that_an_mg_wfbp_log_cuts_short_does_not_count(tmp_path, rows)
     assert trace.read(written(tmp_path, MG_WFBP + cut)).tensors == trace.read(written(tmp_path, MG_WFBP)).tensors
 
 
+def test_of_two_whole_listings_the_later_one_counts_if_a_third_is_cut_short(tmp_path):
+    measured = "".join(f"{line}\n" for line in MG_WFBP.splitlines()[2:])
+    unmeasured = measured.replace("300.5", "0").replace("50, 9, 8", "0, 0, 0")
+    log = unmeasured + measured + measured.splitlines()[0] + "\n"
+    assert trace.read(written(tmp_path, log)).tensors == trace.read(written(tmp_path, MG_WFBP)).tensors
+
+
 def test_a_hidden_file_names_its_model_as_any_other(tmp_path):
     assert trace.read(written(tmp_path, MG_WFBP, ".recorded.log")).model == "recorded"
 

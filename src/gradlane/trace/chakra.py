@@ -89,7 +89,7 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int, int]
         if node.id == before.id:
             raise FormatError(f"{name}: a second node {node.id}; give the trace of one rank", f"$.nodes[{place}]")
     # what runs on the script's threads between gradients, outside of backward operations
-    scripts, between = _scripts(nodes), None
+    scripts, between = _scripts([node for _, node in numbered]), None
     is_cut = any(node.name.startswith(OPTIMIZER_STEP) for node in nodes)
     for place, node in numbered:
         if node.name == ACCUMULATE:
@@ -127,12 +127,16 @@ def read_sizes(data: bytes, name: str) -> tuple[list[tuple[int, str]], int, int]
 
 
 def _scripts(nodes: Sequence[_Node]) -> set[int]:
-    """The threads, by their nodes, that step optimizers; in a trace without such steps the thread of the first operation."""
+    """The threads, by their nodes, that step optimizers; in a trace without such steps the thread of the first operation.
+
+    Args:
+        nodes: in the order in which they begin.
+    """
     stepping = {node.within for node in nodes if node.name.startswith(OPTIMIZER_STEP) and isinstance(node.within, int)}
     if stepping:
         return stepping
     threads = {node.id for node in nodes if node.name == _THREAD}
-    begun = (node.within for node in sorted(nodes, key=lambda node: node.id) if "::" in node.name)
+    begun = (node.within for node in nodes if "::" in node.name)
     return set(islice((within for within in begun if isinstance(within, int) and within in threads), 1))
 
 

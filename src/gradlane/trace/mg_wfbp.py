@@ -39,7 +39,7 @@ def read(data: bytes, name: str) -> Profile:
         place = f"line {number}"
         index = int(match.group(1))
         if index == 0:
-            complete, rows = max(complete, rows, key=len), []
+            complete, rows = max(rows, complete, key=len), []  # of equal ones the later
         if index != len(rows):
             raise FormatError(f"{name}: got row {index}, expected row {len(rows)}", place)
         if index >= MAX_TENSORS:
@@ -48,8 +48,7 @@ def read(data: bytes, name: str) -> Profile:
         if parameters < 1 or parameters != int(parameters):
             raise FormatError(f"{name}: parameters: got {match.group(2)}, expected a whole number above 0", place)
         rows.append((int(parameters), time_ns(match.group(3), 1e3, place, "backward time")))
-    if len(rows) < len(complete):  # a log that was cut short
-        rows = complete
+    rows = max(rows, complete, key=len)  # a log may be cut short
     if not rows:
         raise FormatError(f"{name}: no rows of [index, parameters, backward us, ...]")
     layers: list[tuple[int, int]] = []

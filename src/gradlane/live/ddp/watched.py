@@ -42,7 +42,9 @@ from gradlane.live.startup.launched import listen_to_attach
 RUN, WHY_NOT = "run.json", "why-not.txt"
 """Files that rank 0 leaves: what it measured, or why it could not."""
 WARM, WATCHED, LEAST_ALONE = 3, 4, 6
-"""Warm-up steps; hooked steps, whose first and last are partial; steps without sums, of which the first is discarded."""
+"""Numbers of steps: to warm up, with a hook, and without sums at least. The first and the last with a hook are partial. The
+first without sums is discarded.
+"""
 GRACE_S = 10.0
 """How long a script may take to end after `SystemExit` was raised in it."""
 
